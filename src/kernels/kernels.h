@@ -1,0 +1,260 @@
+/*
+ * kernels.h - the kernel table: the only door between algorithms and machine code.
+ *
+ * A kernel works in the memory of its own backend, allocates nothing, waits for nothing, starts no
+ * thread, keeps no state and may assume that its arguments are valid: the algorithm above has
+ * checked them, and nothing to do never reaches it. It returns KVC_OK or KVC_E_DEVICE. Codes,
+ * parameters, halves and counts are the same bytes in every table; floating-point sums have the
+ * tolerance stated here.
+ */
+#ifndef KVC_KERNELS_H
+#define KVC_KERNELS_H
+
+#include "kvc/base.h"
+#include "layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Where to run: stream NULL and device -1 for the CPU. */
+struct kvc_queue {
+    int device;
+    void *stream;
+};
+
+/* A matrix of the caller; stride in elements. */
+struct kvc_rows {
+    const void *data;
+    kvc_dtype dtype;
+    size_t stride;
+    size_t n_rows, n_cols;
+};
+
+/* Range over the finite elements, both 0 if there is none; and how many are not finite. */
+struct kvc_range {
+    float min, max;
+    uint64_t n_nonfinite;
+};
+
+typedef kvc_status kvc_range_rows_fn(const struct kvc_queue *queue, const struct kvc_rows *src,
+                                     struct kvc_range *range);
+
+/*
+ * One factor (or divisor) for all elements: code = clamp(rint(x * factor), lo, hi), or x / factor.
+ * dst rows are dst_stride bytes apart: int8, or INT4 in two's complement, low nibble first, odd
+ * rows end with a zero nibble. Needs no alignment.
+ */
+struct kvc_fixed_code {
+    int bits, lo, hi;
+    float factor;
+    bool divide;
+};
+
+typedef kvc_status kvc_quantize_fixed_fn(const struct kvc_queue *queue, const struct kvc_rows *src,
+                                         const struct kvc_fixed_code *code, uint8_t *dst,
+                                         size_t dst_stride);
+
+/* Mode TOKEN: a half scale a row, scales[r * scale_stride] (codes.h). Adds to *n_saturated. */
+typedef kvc_status kvc_quantize_tokens_fn(const struct kvc_queue *queue, const struct kvc_rows *src,
+                                          int bits, uint8_t *dst, size_t dst_stride,
+                                          uint16_t *scales, size_t scale_stride,
+                                          uint64_t *n_saturated);
+
+/* Mode CHANNEL over all rows: scales[c], minima[c]; codes as stored by the operator, minus half the
+ * range. Adds to *n_saturated. */
+typedef kvc_status kvc_quantize_channels_fn(const struct kvc_queue *queue,
+                                            const struct kvc_rows *src, int bits, uint8_t *dst,
+                                            size_t dst_stride, uint16_t *scales, uint16_t *minima,
+                                            uint64_t *n_saturated);
+
+/* Parameters of packed operator codes: fixed scale if scales is NULL; minima NULL: a scale a row.
+ */
+struct kvc_dequant {
+    int bits;
+    float scale;
+    const uint16_t *scales;
+    size_t scale_stride;
+    const uint16_t *minima;
+};
+
+/* dst[r][c] = code * scale (+ minimum), rows dst_stride elements apart; gaps are not written. */
+typedef kvc_status kvc_dequantize_rows_fn(const struct kvc_queue *queue, const uint8_t *codes,
+                                          size_t src_stride, const struct kvc_dequant *params,
+                                          size_t n_rows, size_t n_cols, float *dst,
+                                          size_t dst_stride);
+
+/* What storing rows met. */
+struct kvc_store_counts {
+    uint64_t n_nonfinite, n_saturated;
+};
+
+/*
+ * dst[r][c] = half(src[r][c]): finite values saturate at +-65504, NaN becomes 0, Inf the largest
+ * finite magnitude of its row, after saturation, with its sign. Columns n_cols ... n_padded - 1
+ * become 0. Adds to counts.
+ */
+typedef kvc_status kvc_store_rows_fn(const struct kvc_queue *queue, const struct kvc_rows *src,
+                                     uint16_t *dst, size_t dst_stride, size_t n_padded,
+                                     struct kvc_store_counts *counts);
+
+/* dst[r][c] = float(src[r][c]); columns n_cols ... n_padded - 1 become 0. */
+typedef kvc_status kvc_load_rows_fn(const struct kvc_queue *queue, const struct kvc_rows *src,
+                                    float *dst, size_t dst_stride, size_t n_padded);
+
+/*
+ * Turns the first n_rows rows of an unsealed page (layout from) into a sealed one (layout to) and
+ * writes all its bytes; rows and pads that hold no value get the code of 0 (CHANNEL: 0), unused
+ * scales 0. absmax_k and absmax_v set the scales of mode HEAD. All halves are finite.
+ */
+struct kvc_seal_job {
+    const struct kvc_page_layout *from, *to;
+    const uint8_t *src;
+    uint8_t *dst;
+    uint32_t n_rows;
+    float absmax_k, absmax_v;
+};
+
+typedef kvc_status kvc_seal_page_fn(const struct kvc_queue *queue, const struct kvc_seal_job *job);
+
+/* Rows first ... first + n_rows - 1 of a page in any layout to k [n_rows][d_k] and v [n_rows][d_v].
+ */
+typedef kvc_status kvc_read_page_fn(const struct kvc_queue *queue,
+                                    const struct kvc_page_layout *layout, const uint8_t *page,
+                                    uint32_t first, uint32_t n_rows, float *k, float *v);
+
+/*
+ * Copies the rows src_rows[i] (i where src_rows is NULL) of src to rows dst_row + i of dst: codes
+ * and token scales, bit for bit. src == dst is allowed when src_rows ascends and dst_row + i <=
+ * src_rows[i]. Not for HEAD and CHANNEL.
+ */
+typedef kvc_status kvc_move_rows_fn(const struct kvc_queue *queue,
+                                    const struct kvc_page_layout *layout, const uint8_t *src,
+                                    const uint8_t *src_rows, uint32_t n_rows, uint8_t *dst,
+                                    uint32_t dst_row);
+
+/* A sealed page without rows: the codes of 0 (CHANNEL: 0), all parameters 0. */
+typedef kvc_status kvc_clear_page_fn(const struct kvc_queue *queue,
+                                     const struct kvc_page_layout *layout, uint8_t *page);
+
+/* Most query rows and pages of one tile. */
+#define KVC_TILE_ROWS  16
+#define KVC_TILE_PAGES 16
+
+/* A page as attention sees it. */
+struct kvc_attend_page {
+    const uint8_t *data;
+    const struct kvc_page_layout *layout;
+    uint32_t n_rows;      /* rows that hold something */
+    const uint64_t *mask; /* [rows of the tile]: the page's rows that each query row sees */
+};
+
+/*
+ * Attention of n_rows query rows over at most KVC_TILE_PAGES pages:
+ *
+ *     s = scale * q . k, then softcap * tanh(s / softcap) if softcap > 0, over the rows in mask
+ *     m = max s, l = sum exp(s - m), o = sum exp(s - m) v
+ *
+ * Nothing seen: m = -inf, l = 0, o = 0. Rows outside a mask may hold anything, NaN too. The
+ * arithmetic of a query row does not depend on the other rows. fp32; each table has its own order
+ * of sums.
+ */
+struct kvc_attend_tile {
+    const struct kvc_attend_page *pages;
+    uint32_t n_pages, n_rows;
+    const float *q; /* [n_rows][stride], pads 0; stride is kvc_attend_stride(d_k) */
+    float scale, softcap;
+    float *m, *l; /* [n_rows] */
+    float *o;     /* [n_rows][kvc_attend_stride(d_v)] */
+    float *page_m,
+        *page_l; /* NULL, or [n_pages][n_rows]: l of each page is relative to its page_m */
+    float *work; /* kvc_attend_work_size() floats */
+};
+
+typedef kvc_status kvc_attend_pages_fn(const struct kvc_queue *queue,
+                                       const struct kvc_attend_tile *tile);
+
+/* Elements between rows of q and o: whole vectors of every table. */
+static inline size_t kvc_attend_stride(size_t d)
+{
+    return (d + 15) & ~(size_t)15;
+}
+
+/* A tile of 16 rows of K or of 16 channels of V as floats, scores, and 64 scales. */
+static inline size_t kvc_attend_work_size(size_t d_k)
+{
+    return 16 * kvc_attend_stride(d_k > KVC_PAGE_ROWS ? d_k : KVC_PAGE_ROWS) +
+           (KVC_TILE_ROWS + 1) * KVC_PAGE_ROWS;
+}
+
+/* mass[page][row] += sum over the tile's rows of exp(s - lse[row]); only pages, q, scale, softcap
+ * and work of the tile are used. mass is [n_pages][64]. */
+typedef kvc_status kvc_mass_pages_fn(const struct kvc_queue *queue,
+                                     const struct kvc_attend_tile *tile, const float *lse,
+                                     float *mass);
+
+/* Adds the partial result (m, l, o) of later pages to an earlier one, row by row. */
+struct kvc_attend_part {
+    float *m, *l, *o;
+};
+
+typedef kvc_status kvc_merge_parts_fn(const struct kvc_queue *queue, struct kvc_attend_part *into,
+                                      const struct kvc_attend_part *part, size_t n_rows,
+                                      size_t d_v);
+
+/* dst row r (elements dst_stride apart) = o / l, or zeros where l is 0; lse[r] = m + ln l, or -inf.
+ */
+typedef kvc_status kvc_finish_rows_fn(const struct kvc_queue *queue,
+                                      const struct kvc_attend_part *part, size_t n_rows, size_t d_v,
+                                      void *dst, kvc_dtype dtype, size_t dst_stride, float *lse);
+
+struct kvc_kernels {
+    const char *name;
+    kvc_range_rows_fn *range_rows;
+    kvc_quantize_fixed_fn *quantize_fixed;
+    kvc_quantize_tokens_fn *quantize_tokens;
+    kvc_quantize_channels_fn *quantize_channels;
+    kvc_dequantize_rows_fn *dequantize_rows;
+    kvc_store_rows_fn *store_rows;
+    kvc_load_rows_fn *load_rows;
+    kvc_seal_page_fn *seal_page;
+    kvc_read_page_fn *read_page;
+    kvc_move_rows_fn *move_rows;
+    kvc_clear_page_fn *clear_page;
+    kvc_attend_pages_fn *attend_pages;
+    kvc_mass_pages_fn *mass_pages;
+    kvc_merge_parts_fn *merge_parts;
+    kvc_finish_rows_fn *finish_rows;
+};
+
+extern const struct kvc_kernels kvc_kernels_ref;
+extern const struct kvc_kernels kvc_kernels_avx2;
+extern const struct kvc_kernels kvc_kernels_avx512;
+
+/* One line a variant. */
+kvc_range_rows_fn kvc_range_rows_ref, kvc_range_rows_avx2, kvc_range_rows_avx512;
+kvc_quantize_fixed_fn kvc_quantize_fixed_ref, kvc_quantize_fixed_avx2, kvc_quantize_fixed_avx512;
+kvc_quantize_tokens_fn kvc_quantize_tokens_ref, kvc_quantize_tokens_avx2,
+    kvc_quantize_tokens_avx512;
+kvc_quantize_channels_fn kvc_quantize_channels_ref, kvc_quantize_channels_avx2,
+    kvc_quantize_channels_avx512;
+kvc_dequantize_rows_fn kvc_dequantize_rows_ref, kvc_dequantize_rows_avx2,
+    kvc_dequantize_rows_avx512;
+kvc_store_rows_fn kvc_store_rows_ref, kvc_store_rows_avx2, kvc_store_rows_avx512;
+kvc_load_rows_fn kvc_load_rows_ref, kvc_load_rows_avx2, kvc_load_rows_avx512;
+kvc_seal_page_fn kvc_seal_page_ref, kvc_seal_page_avx2, kvc_seal_page_avx512;
+kvc_read_page_fn kvc_read_page_ref;
+kvc_move_rows_fn kvc_move_rows_ref;
+kvc_clear_page_fn kvc_clear_page_ref;
+kvc_attend_pages_fn kvc_attend_pages_ref, kvc_attend_pages_avx2, kvc_attend_pages_avx512;
+kvc_mass_pages_fn kvc_mass_pages_ref, kvc_mass_pages_avx2, kvc_mass_pages_avx512;
+kvc_merge_parts_fn kvc_merge_parts_ref, kvc_merge_parts_avx2, kvc_merge_parts_avx512;
+kvc_finish_rows_fn kvc_finish_rows_ref, kvc_finish_rows_avx2, kvc_finish_rows_avx512;
+
+/* Tables this machine can run, best first, NULL-terminated. */
+const struct kvc_kernels *const *kvc_kernels_available(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
