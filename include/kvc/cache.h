@@ -1,0 +1,551 @@
+/** @file kvc/cache.h
+ * The cache: owns compressed pages of K and V inside one memory budget.
+ *
+ * An engine announces tokens (kvc_tokens_add()), hands over their K and V layer by layer
+ * (kvc_append()), and asks for attention (kvc_attend()). What has left the recent window is sealed:
+ * quantized once, from the exact values, and never coded again. The first sink_tokens tokens stay
+ * exact for ever.
+ *
+ * Three numbers that must not be confused: the *token count* of a sequence (ordinals 0 ... n - 1 as
+ * announced), its *row count* in one layer and head (what is left after removals), and its *next
+ * position* (rotary position, which the patches of an image share). Ranges are ordinals. Causality
+ * is: key ordinal <= query ordinal.
+ *
+ * Threads: a cache, and the context it was made from, are used by one thread at a time. All work is
+ * done when a call returns. Nothing is allocated after kvc_cache_create(). docs/architecture.md
+ * describes the parts, docs/formats.md the bytes.
+ */
+#ifndef KVC_CACHE_H
+#define KVC_CACHE_H
+
+#include <stdbool.h>
+
+#include "base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Tokens of a page. */
+#define KVC_PAGE_TOKENS 64
+
+/** A cache. Opaque. */
+typedef struct kvc_cache kvc_cache;
+
+/** A sequence of a cache: a value that is never 0 and never given out twice. */
+typedef uint64_t kvc_seq;
+
+/** Rules of pruning and merging; none exists in this version: pass NULL. Opaque. */
+typedef struct kvc_policy kvc_policy;
+
+/** Map from old rows to new ones; none exists in this version: pass NULL. Opaque. */
+typedef struct kvc_map kvc_map;
+
+/** How one layer and KV head is stored once it is sealed. */
+typedef struct kvc_precision {
+    kvc_format k;      /**< format of K */
+    kvc_format v;      /**< format of V */
+    kvc_scale k_scale; /**< HEAD, TOKEN or CHANNEL; ignored for KVC_F16 */
+    kvc_scale v_scale; /**< HEAD or TOKEN; ignored for KVC_F16 */
+} kvc_precision;
+
+/** Which attention masses are added up for each key. */
+typedef enum kvc_score_mode {
+    KVC_SCORE_NONE = 0, /**< none; no memory is used */
+    KVC_SCORE_PAGE = 1, /**< one sum a page */
+    KVC_SCORE_TOKEN = 2 /**< one sum a row */
+} kvc_score_mode;
+
+/** Geometry and rules of a cache. kvc_cache_params_default() fills it; a zero in a field is a zero.
+ */
+typedef struct kvc_cache_params {
+    size_t struct_size;    /**< sizeof(kvc_cache_params) of the caller's header */
+    int32_t n_layers;      /**< 1..65536; no default */
+    int32_t n_heads;       /**< query heads, a multiple of n_kv_heads, at most 65536; no default */
+    int32_t n_kv_heads;    /**< query head q reads KV head q / (n_heads / n_kv_heads); no default */
+    int32_t head_dim_k;    /**< 1..KVC_MAX_HEAD_DIM; no default */
+    int32_t head_dim_v;    /**< 1..KVC_MAX_HEAD_DIM; no default */
+    size_t budget_bytes;   /**< everything, allocated once at create; no default, see
+                              kvc_cache_min_budget() */
+    int32_t max_sequences; /**< 1..65536; default 1 */
+    int32_t max_tokens; /**< announced tokens over all sequences, sizes the tables; default 8192 */
+    int32_t max_append; /**< most tokens one kvc_tokens_add() announces, >= 1; default 512 */
+    int32_t max_hold_tokens; /**< most tokens held by kvc_seq_hold() in one sequence; default 0 */
+    int32_t probe_rows;      /**< query rows kept a layer and sequence, 0..1024; default 16 */
+    const kvc_policy
+        *on_full; /**< NULL: a full cache answers KVC_E_FULL; default NULL, nothing else yet */
+    kvc_precision precision; /**< of every layer and head; default INT8, TOKEN */
+    int32_t
+        scale_window; /**< HEAD: tokens whose absmax sets a scale, a multiple of 64, default 64 */
+    int32_t recent_tokens; /**< newest tokens kept as F16, >= 0; default 128 */
+    int32_t sink_tokens;   /**< first tokens kept as F16 for ever, 0..64; default 4 */
+    kvc_score_mode
+        score_mode; /**< what kvc_attend_options::accumulate adds to; default KVC_SCORE_NONE */
+    bool strict;    /**< true: NaN and Inf in K or V are refused; default false */
+} kvc_cache_params;
+
+/** Kinds of tokens; stored for later policies. */
+typedef enum kvc_token_kind {
+    KVC_TOKEN_TEXT = 0,
+    KVC_TOKEN_VISUAL = 1,   /**< a patch of an image: image, row and col are set */
+    KVC_TOKEN_SEPARATOR = 2 /**< between or around images */
+} kvc_token_kind;
+
+/** Immutable facts of one token. Arrays of it cross the API: its 32 bytes never change. */
+typedef struct kvc_token {
+    int32_t t, y, x;     /**< rotary position, >= 0; text: all three equal. At most 2^31 - 2 */
+    int32_t image;       /**< number of the image, or -1 */
+    int32_t row, col;    /**< cell in the grid of the image, or -1 */
+    uint8_t kind;        /**< a kvc_token_kind */
+    uint8_t flags;       /**< the caller's; stored */
+    uint8_t reserved[6]; /**< 0 */
+} kvc_token;
+
+/** How kvc_attend() computes. kvc_attend_options_default() fills it. */
+typedef struct kvc_attend_options {
+    size_t struct_size; /**< sizeof(kvc_attend_options) of the caller's header */
+    float scale;        /**< factor of q . k; default 1 / sqrt(head_dim_k); finite */
+    float softcap;      /**< > 0: logit = softcap * tanh(logit / softcap); 0 (default): none */
+    int64_t
+        window; /**< > 0: a query at ordinal t sees keys t - window + 1 ... t; 0 (default): all */
+    bool accumulate; /**< add the attention mass to the scores (score_mode); default false */
+} kvc_attend_options;
+
+/** One sequence of a batch. */
+typedef struct kvc_attend_item {
+    size_t
+        struct_size; /**< sizeof(kvc_attend_item) of the caller's header; the same in all items */
+    kvc_seq seq;
+    const kvc_view *q;   /**< as kvc_attend() */
+    const kvc_view *out; /**< as kvc_attend() */
+    float *lse;          /**< as kvc_attend() */
+} kvc_attend_item;
+
+/** What a compression did. */
+typedef struct kvc_report {
+    size_t struct_size;        /**< sizeof(kvc_report), set by the caller */
+    int64_t n_pages_sealed;    /**< pages of single heads */
+    int64_t n_pages_compacted; /**< pages freed by moving rows together */
+    size_t bytes_before;       /**< bytes in use, as kvc_stats::used_bytes */
+    size_t bytes_after;
+} kvc_report;
+
+/** Where the budget went: used_bytes + fixed_bytes = budget_bytes, and each is the sum of its
+ * lines. */
+typedef struct kvc_stats {
+    size_t struct_size; /**< sizeof(kvc_stats), set by the caller */
+    size_t budget_bytes;
+    size_t used_bytes;        /**< grows with the tokens: the five lines below */
+    size_t f16_page_bytes;    /**< unsealed pages, whole, open ones included */
+    size_t sealed_page_bytes; /**< sealed pages, whole */
+    size_t strip_bytes;       /**< exact rows of the sinks, of every live sequence */
+    size_t entry_bytes;       /**< page table, with scores and lists of moved rows */
+    size_t token_bytes;       /**< token table */
+    size_t fixed_bytes;     /**< does not depend on the tokens: the five lines below, in addition to
+                               free parts */
+    size_t probe_bytes;     /**< query rows */
+    size_t scratch_bytes;   /**< attention */
+    size_t free_page_bytes; /**< pool that holds no page, the F16 reserve and slab remainders
+                               included */
+    size_t free_table_bytes; /**< unused strips, entries and token tables */
+    size_t overhead_bytes;   /**< structures and alignment */
+    int64_t n_sequences;
+    int64_t n_tokens;    /**< announced, over all sequences */
+    int64_t n_pages_f16; /**< pages of one layer and head; a shared page counts once */
+    int64_t n_pages_sealed;
+    uint64_t n_sealed_total; /**< pages quantized since create */
+    uint64_t n_nonfinite;    /**< NaN and Inf that kvc_append() replaced */
+    uint64_t n_saturated;    /**< finite values beyond +-65504 that became +-65504 */
+} kvc_stats;
+
+/** A page as it is stored; see kvc_seq_read_page(). */
+typedef struct kvc_page_info {
+    size_t struct_size;      /**< sizeof(kvc_page_info), set by the caller */
+    bool sealed;             /**< false: F16, V row-major */
+    kvc_precision precision; /**< of a sealed page; KVC_F16 otherwise */
+    int32_t n_rows;          /**< rows 0 ... n_rows - 1 were written */
+    uint64_t live;           /**< bit r: row r has not been removed */
+    size_t n_bytes;          /**< size of the page */
+    int32_t n_owners;        /**< sequences that share it */
+} kvc_page_info;
+
+/** Fill the defaults; the geometry and budget_bytes become 0. @param[out] params  NULL does
+ * nothing. */
+KVC_API void kvc_cache_params_default(kvc_cache_params *params);
+
+/**
+ * The smallest budget that kvc_cache_create() accepts: tables, probe rows, scratch, sinks, and for
+ * each of max_sequences the F16 pages of ceil((recent_tokens + max_append + 63) / 64) + 1 (and with
+ * a hold ceil((max_hold_tokens + 63) / 64) + 1) pages for each layer and head, plus one slab for
+ * sealed pages.
+ *
+ * @param params      budget_bytes is not read.
+ * @param[out] bytes  The budget.
+ *
+ * @retval KVC_OK             Done.
+ * @retval KVC_E_ARG          As kvc_cache_create(), or the number does not fit size_t.
+ * @retval KVC_E_UNSUPPORTED  As kvc_cache_create().
+ *
+ * Threads: any. Cost: constant.
+ */
+KVC_API kvc_status kvc_cache_min_budget(const kvc_cache_params *params, size_t *bytes);
+
+/**
+ * Create a cache.
+ *
+ * @param ctx       Context; must outlive the cache.
+ * @param params    Copied.
+ * @param[out] out  The cache; NULL after any failure.
+ *
+ * @retval KVC_OK             Done.
+ * @retval KVC_E_ARG          A pointer is NULL, a field is out of range, or budget_bytes is below
+ *                            kvc_cache_min_budget().
+ * @retval KVC_E_UNSUPPORTED  A head size above KVC_MAX_HEAD_DIM, KVC_SCALE_LAYER, KVC_SCALE_CHANNEL
+ * for V, or on_full is not NULL.
+ * @retval KVC_E_NOMEM        The allocator returned NULL.
+ *
+ * Memory: one allocation of budget_bytes, aligned to 128. Cost: writes the tables, not the pages.
+ */
+KVC_API kvc_status kvc_cache_create(kvc_ctx *ctx, const kvc_cache_params *params, kvc_cache **out);
+
+/** Destroy a cache and its sequences. @param cache  May be NULL. */
+KVC_API void kvc_cache_destroy(kvc_cache *cache);
+
+/**
+ * Set how a layer and head is stored.
+ *
+ * @param cache      Without sequences.
+ * @param layer      0 ... n_layers - 1, or -1 for all.
+ * @param kv_head    0 ... n_kv_heads - 1, or -1 for all.
+ * @param precision  Copied.
+ *
+ * @retval KVC_OK             Done.
+ * @retval KVC_E_ARG          An index is out of range, or the cache has a sequence. Nothing
+ * changed.
+ * @retval KVC_E_UNSUPPORTED  As kvc_cache_create(). Nothing changed.
+ */
+KVC_API kvc_status kvc_cache_set_precision(kvc_cache *cache, int32_t layer, int32_t kv_head,
+                                           const kvc_precision *precision);
+
+/**
+ * Account for every byte of the budget; changes nothing.
+ *
+ * @param cache       A cache.
+ * @param[in,out] out struct_size set.
+ *
+ * @retval KVC_OK     Done.
+ * @retval KVC_E_ARG  A pointer is NULL or struct_size is too small.
+ *
+ * Cost: proportional to the slabs.
+ */
+KVC_API kvc_status kvc_cache_stats(const kvc_cache *cache, kvc_stats *out);
+
+/**
+ * Create an empty sequence.
+ *
+ * @param cache     A cache.
+ * @param[out] out  The sequence; 0 after any failure.
+ *
+ * @retval KVC_OK      Done.
+ * @retval KVC_E_ARG   A pointer is NULL.
+ * @retval KVC_E_FULL  max_sequences are alive. Nothing changed.
+ */
+KVC_API kvc_status kvc_seq_create(kvc_cache *cache, kvc_seq *out);
+
+/**
+ * Create a copy of a sequence. Pages that are full or sealed are shared, open pages, sinks, page
+ * table, token table, scores and probe rows are copied; the copy costs its own share of max_tokens.
+ *
+ * @param cache     A cache.
+ * @param src       Every announced token has its K and V in every layer.
+ * @param[out] out  The new sequence; 0 after any failure.
+ *
+ * @retval KVC_OK      Done.
+ * @retval KVC_E_ARG   A pointer is NULL, @p src is not alive, or rows are missing.
+ * @retval KVC_E_FULL  No room for a sequence or its tables. Nothing changed.
+ */
+KVC_API kvc_status kvc_seq_fork(kvc_cache *cache, kvc_seq src, kvc_seq *out);
+
+/**
+ * Forget the tokens from ordinal @p n_tokens on. Rows of a sealed page are cut off, not coded
+ * again; the tokens that follow start a page of their own up to the next page border, and from that
+ * border on the bytes are those of a sequence that never had the forgotten tokens (with HEAD scales
+ * from where the scale window has left the cut page). Allowed while rows are missing.
+ *
+ * @param cache     A cache.
+ * @param seq       A sequence.
+ * @param n_tokens  0 ... token count.
+ *
+ * @retval KVC_OK     Done.
+ * @retval KVC_E_ARG  @p seq is not alive or @p n_tokens out of range. Nothing changed.
+ */
+KVC_API kvc_status kvc_seq_truncate(kvc_cache *cache, kvc_seq seq, int64_t n_tokens);
+
+/**
+ * Remove the rows of the tokens @p first ... @p last - 1, sinks too; the others keep ordinals and
+ * positions, the token count and the next position stay.
+ *
+ * @param cache        A cache.
+ * @param seq          Every announced token has its K and V in every layer.
+ * @param first, last  0 <= first <= last <= token count.
+ *
+ * @retval KVC_OK     Done; sealed pages without rows were freed, others have holes until
+ *                    kvc_cache_compress(). A row that is removed before its page is sealed keeps
+ * its part in the scales of the page; an unsealed page without rows is freed when it would be
+ * sealed.
+ * @retval KVC_E_ARG  @p seq is not alive, the range is wrong, or rows are missing. Nothing changed.
+ */
+KVC_API kvc_status kvc_seq_remove(kvc_cache *cache, kvc_seq seq, int64_t first, int64_t last);
+
+/**
+ * Keep everything that follows unsealed until kvc_cache_compress(). A second call changes nothing.
+ *
+ * @param cache  A cache.
+ * @param seq    A sequence.
+ *
+ * @retval KVC_OK     Done. kvc_tokens_add() answers KVC_E_FULL for more than max_hold_tokens held
+ * tokens.
+ * @retval KVC_E_ARG  @p seq is not alive, or max_hold_tokens is 0. Nothing changed.
+ */
+KVC_API kvc_status kvc_seq_hold(kvc_cache *cache, kvc_seq seq);
+
+/**
+ * Seal every full page whose tokens all lie behind the recent window (and before a hold), now.
+ *
+ * @param cache  A cache.
+ * @param seq    Every announced token has its K and V in every layer.
+ *
+ * @retval KVC_OK      Done.
+ * @retval KVC_E_ARG   @p seq is not alive, or rows are missing. Nothing changed.
+ * @retval KVC_E_FULL  No room for the sealed pages. Nothing changed.
+ */
+KVC_API kvc_status kvc_seq_settle(kvc_cache *cache, kvc_seq seq);
+
+/**
+ * Free a sequence; pages that it shares stay with their other owners.
+ *
+ * @param cache  A cache.
+ * @param seq    A sequence.
+ *
+ * @retval KVC_OK     Done.
+ * @retval KVC_E_ARG  @p seq is not alive. Nothing changed.
+ */
+KVC_API kvc_status kvc_seq_destroy(kvc_cache *cache, kvc_seq seq);
+
+/** Tokens announced. @param cache A cache. @param seq A sequence. @return The count, or -1 if not
+ * alive. */
+KVC_API int64_t kvc_seq_n_tokens(const kvc_cache *cache, kvc_seq seq);
+
+/**
+ * The rotary position after the last token: 1 + the largest t, y or x announced so far. It is
+ * stored, never derived from rows: removals do not change it, kvc_seq_truncate() takes it back.
+ *
+ * @param cache  A cache.
+ * @param seq    A sequence.
+ * @return The position, 0 for an empty sequence, -1 if it is not alive.
+ */
+KVC_API int64_t kvc_seq_next_position(const kvc_cache *cache, kvc_seq seq);
+
+/**
+ * Rows that attention of one layer and KV head can see.
+ *
+ * @param cache           A cache.
+ * @param seq             A sequence.
+ * @param layer, kv_head  Which.
+ * @return The count, or -1 if the sequence is not alive or an index is out of range.
+ */
+KVC_API int64_t kvc_seq_n_rows(const kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t kv_head);
+
+/**
+ * Announce @p n tokens, once for all layers, before their K and V arrive. First seals what left the
+ * recent window (kvc_seq_settle()), then reserves the pages of all layers and heads: kvc_append()
+ * and kvc_attend() of these tokens cannot run out of room.
+ *
+ * @param cache   A cache.
+ * @param seq     Every token announced before has its K and V in every layer.
+ * @param tokens  [n] facts, copied; NULL: text at the next positions.
+ * @param n       0 ... max_append.
+ *
+ * @retval KVC_OK      Done.
+ * @retval KVC_E_ARG   @p seq is not alive, rows are missing, @p n is above max_append, a position
+ * is negative or too large, a kind is unknown or a reserved byte is not 0. Nothing changed.
+ * @retval KVC_E_FULL  No room for the tokens, the pages to seal or the hold. Nothing changed:
+ * nothing was sealed.
+ *
+ * Cost: that of sealing.
+ */
+KVC_API kvc_status kvc_tokens_add(kvc_cache *cache, kvc_seq seq, const kvc_token *tokens, size_t n);
+
+/**
+ * Hand over K (after rotation) and V of the next announced tokens of one layer: all of them, or a
+ * part, in order. They are stored as F16, rounded to nearest even: finite values beyond +-65504
+ * saturate, NaN becomes 0, Inf the largest finite magnitude of its token and head with its sign;
+ * all three are counted. Pads and neighbours are never touched.
+ *
+ * @param cache  A cache.
+ * @param seq    A sequence.
+ * @param layer  0 ... n_layers - 1; layers may come in any order.
+ * @param k      [n][n_kv_heads][head_dim_k]; F32, F16 or BF16.
+ * @param v      [n][n_kv_heads][head_dim_v]; F32, F16 or BF16; the same n.
+ *
+ * @retval KVC_OK           Done.
+ * @retval KVC_E_ARG        @p seq is not alive, a shape or stride is wrong, or n is above what was
+ * announced. Nothing was written.
+ * @retval KVC_E_NONFINITE  strict, and K or V holds NaN or Inf. Nothing was written.
+ */
+KVC_API kvc_status kvc_append(kvc_cache *cache, kvc_seq seq, int32_t layer, const kvc_view *k,
+                              const kvc_view *v);
+
+/** Fill the defaults. @param cache  Gives head_dim_k. @param[out] options  NULL does nothing. */
+KVC_API void kvc_attend_options_default(const kvc_cache *cache, kvc_attend_options *options);
+
+/**
+ * Attention of the last n_q announced tokens over the cache.
+ *
+ *     s[h][j] = scale * q[h] . k[h / g][j],  softcap applied,  j over the rows with ordinal <= the
+ * query's (and inside the window), g = n_heads / n_kv_heads lse[h]  = ln sum_j exp(s[h][j]) out[h]
+ * = sum_j exp(s[h][j] - lse[h]) v[h / g][j]
+ *
+ * Computed in fp32; error at most 2e-5 of the largest output of the row, against float64 on the
+ * stored values. The result does not depend on parallel_for, nor on how many queries one call
+ * holds, bit for bit. A query that sees no row gets zeros and lse -inf. The last probe_rows query
+ * rows are kept for kvc_seq_read_probes().
+ *
+ * @param cache     A cache.
+ * @param seq       Every announced token has its K and V in this layer.
+ * @param layer     0 ... n_layers - 1.
+ * @param q         [n_q][n_heads][head_dim_k], after rotation; F32, F16 or BF16; n_q <= token
+ * count. NaN and Inf reach only their own row of @p out.
+ * @param options   NULL: the defaults.
+ * @param out       [n_q][n_heads][head_dim_v]; F32, F16 or BF16; may not overlap @p q.
+ * @param[out] lse  [n_q][n_heads], or NULL.
+ *
+ * @retval KVC_OK     Done.
+ * @retval KVC_E_ARG  @p seq is not alive, rows are missing, or a shape, stride or option is wrong.
+ * Nothing was written.
+ *
+ * Cost: reads each page that a query can see once for each tile of 16 query rows (query heads of
+ * one KV head share it). Source: online softmax, arXiv 1805.02867; split keys, arXiv 2311.01282.
+ */
+KVC_API kvc_status kvc_attend(kvc_cache *cache, kvc_seq seq, int32_t layer, const kvc_view *q,
+                              const kvc_attend_options *options, const kvc_view *out, float *lse);
+
+/**
+ * kvc_attend() for many sequences at once, for batched decoding; the same results.
+ *
+ * @param cache    A cache.
+ * @param layer    0 ... n_layers - 1.
+ * @param items    [n_items]; no sequence twice.
+ * @param n_items  0 ... max_sequences.
+ * @param options  NULL: the defaults.
+ *
+ * @retval KVC_OK     Done.
+ * @retval KVC_E_ARG  As kvc_attend() for any of the items. Nothing was written.
+ */
+KVC_API kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_attend_item *items,
+                                    size_t n_items, const kvc_attend_options *options);
+
+/**
+ * Release a hold and seal every page whose tokens all lie behind the recent window, short ones too.
+ * Rows of pages with TOKEN scales (and F16) that removals left with holes are moved together, bit
+ * for bit, where that frees a page; pages that other sequences share stay.
+ *
+ * @param cache           A cache.
+ * @param seq             Every announced token has its K and V in every layer.
+ * @param policy          NULL.
+ * @param[in,out] report  NULL, or struct_size set.
+ * @param map             NULL.
+ *
+ * @retval KVC_OK             Done.
+ * @retval KVC_E_ARG          @p seq is not alive, or rows are missing. Nothing changed.
+ * @retval KVC_E_UNSUPPORTED  @p policy or @p map is not NULL. Nothing changed.
+ * @retval KVC_E_FULL         No room for the sealed pages. Nothing changed.
+ */
+KVC_API kvc_status kvc_cache_compress(kvc_cache *cache, kvc_seq seq, const kvc_policy *policy,
+                                      kvc_report *report, kvc_map *map);
+
+/**
+ * Read the facts of tokens back.
+ *
+ * @param cache        A cache.
+ * @param seq          A sequence.
+ * @param first, n     Ordinals first ... first + n - 1, all announced.
+ * @param[out] tokens  [n].
+ *
+ * @retval KVC_OK     Done.
+ * @retval KVC_E_ARG  A pointer is NULL, @p seq is not alive or the range is wrong.
+ */
+KVC_API kvc_status kvc_seq_read_tokens(const kvc_cache *cache, kvc_seq seq, int64_t first, size_t n,
+                                       kvc_token *tokens);
+
+/**
+ * Read the rows of one layer and KV head as attention sees them, in ascending ordinals.
+ *
+ * @param cache           A cache.
+ * @param seq             A sequence; only rows that have been appended are read.
+ * @param layer, kv_head  Which.
+ * @param max_rows        Room in the outputs; kvc_seq_n_rows() tells what is needed.
+ * @param[out] ordinals   [max_rows], or NULL.
+ * @param[out] k          [max_rows][head_dim_k], or NULL.
+ * @param[out] v          [max_rows][head_dim_v], or NULL.
+ * @param[out] scores     [max_rows] attention masses, or NULL; a page's sum is given to each of its
+ * rows in equal parts under KVC_SCORE_PAGE; zeros without scores and for sinks.
+ * @param[out] n_rows     Rows written.
+ *
+ * @retval KVC_OK     Done.
+ * @retval KVC_E_ARG  @p cache or n_rows is NULL, @p seq is not alive, an index is out of range or
+ * max_rows too small.
+ */
+KVC_API kvc_status kvc_seq_read_rows(const kvc_cache *cache, kvc_seq seq, int32_t layer,
+                                     int32_t kv_head, size_t max_rows, int64_t *ordinals, float *k,
+                                     float *v, float *scores, size_t *n_rows);
+
+/** Pages of one layer and KV head. @param cache A cache. @param seq A sequence. @param layer,
+ * kv_head Which.
+ * @return The count (the strip of the sinks is no page), or -1 as kvc_seq_n_rows(). */
+KVC_API int64_t kvc_seq_n_pages(const kvc_cache *cache, kvc_seq seq, int32_t layer,
+                                int32_t kv_head);
+
+/**
+ * Read a page as it is stored; docs/formats.md describes the bytes.
+ *
+ * @param cache             A cache.
+ * @param seq               A sequence.
+ * @param layer, kv_head    Which.
+ * @param index             0 ... kvc_seq_n_pages() - 1, in ascending ordinals.
+ * @param[in,out] info      struct_size set.
+ * @param[out] ordinals     [64] of each row below info->n_rows, or NULL.
+ * @param[out] bytes        Room for the page, or NULL. Rows of an unsealed page that were not
+ * written are undefined.
+ * @param n_bytes           Size of @p bytes.
+ *
+ * @retval KVC_OK     Done.
+ * @retval KVC_E_ARG  @p cache or @p info is NULL, @p seq is not alive, an index is out of range or
+ * @p bytes is too small.
+ */
+KVC_API kvc_status kvc_seq_read_page(const kvc_cache *cache, kvc_seq seq, int32_t layer,
+                                     int32_t kv_head, int64_t index, kvc_page_info *info,
+                                     int64_t *ordinals, void *bytes, size_t n_bytes);
+
+/**
+ * Read the query rows that attention kept, in ascending ordinals.
+ *
+ * @param cache          A cache.
+ * @param seq            A sequence.
+ * @param layer          Which.
+ * @param[out] ordinals  [probe_rows].
+ * @param[out] q         [probe_rows][n_heads][head_dim_k], or NULL; stored as F16.
+ * @param[out] n_rows    Rows written: the last probe_rows tokens that attended and were not
+ * truncated away.
+ *
+ * @retval KVC_OK     Done.
+ * @retval KVC_E_ARG  @p cache, ordinals or n_rows is NULL, @p seq is not alive or @p layer is out
+ * of range.
+ */
+KVC_API kvc_status kvc_seq_read_probes(const kvc_cache *cache, kvc_seq seq, int32_t layer,
+                                       int64_t *ordinals, float *q, size_t *n_rows);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

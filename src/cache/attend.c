@@ -1,0 +1,558 @@
+/*
+ * attend.c - attention over the pages of sequences.
+ *
+ * The pages of a sequence (its strip first) form blocks of KVC_TILE_PAGES. The query rows of one KV
+ * head (token t, head g is row t * group + g) form tiles of KVC_TILE_ROWS. A block gives a tile a
+ * partial result, and partial results are added in ascending order: so how the work is divided, by
+ * blocks or not, changes no bit.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "check.h"
+#include "state.h"
+
+struct call {
+    kvc_cache *cache;
+    int32_t layer;
+    kvc_attend_options options;
+    size_t n_items, n_units, n_lanes;
+    bool score_pages;  /* add page masses from the partial results */
+    bool score_passes; /* add masses in a second pass over the pages */
+};
+
+static size_t up16(size_t n)
+{
+    return (n + 15) & ~(size_t)15;
+}
+
+size_t kvc_attend_lane_floats(const kvc_cache_params *p)
+{
+    const size_t d_k = (size_t)p->head_dim_k, d_v = (size_t)p->head_dim_v;
+    return KVC_TILE_ROWS * (kvc_attend_stride(d_k) + 2 * kvc_attend_stride(d_v) + 5) +
+           up16(kvc_attend_work_size(d_k)) + KVC_TILE_PAGES * KVC_PAGE_ROWS;
+}
+
+/* Scratch of one task at a time. */
+struct lane {
+    float *q, *work, *mass, *lse;
+    struct kvc_attend_part sum, part;
+};
+
+static float *take(float **at, size_t n)
+{
+    float *taken = *at;
+    *at += n;
+    return taken;
+}
+
+static struct lane lane_at(const kvc_cache *cache, size_t i)
+{
+    const size_t s_k = kvc_attend_stride((size_t)cache->params.head_dim_k);
+    const size_t s_v = kvc_attend_stride((size_t)cache->params.head_dim_v);
+    float *at = cache->lanes + i * cache->lane_floats;
+    struct lane lane;
+    lane.q = take(&at, KVC_TILE_ROWS * s_k);
+    lane.sum.o = take(&at, KVC_TILE_ROWS * s_v);
+    lane.part.o = take(&at, KVC_TILE_ROWS * s_v);
+    lane.work = take(&at, up16(kvc_attend_work_size((size_t)cache->params.head_dim_k)));
+    lane.mass = take(&at, KVC_TILE_PAGES * KVC_PAGE_ROWS);
+    lane.sum.m = take(&at, KVC_TILE_ROWS);
+    lane.sum.l = take(&at, KVC_TILE_ROWS);
+    lane.part.m = take(&at, KVC_TILE_ROWS);
+    lane.part.l = take(&at, KVC_TILE_ROWS);
+    lane.lse = take(&at, KVC_TILE_ROWS);
+    return lane;
+}
+
+/* A part: m, l and o of all heads, and m and l of its pages if page masses are wanted. */
+size_t kvc_attend_part_floats(const kvc_cache_params *p)
+{
+    const size_t n = (size_t)p->n_heads;
+    const size_t pages = p->score_mode == KVC_SCORE_PAGE ? 2 * n * KVC_TILE_PAGES : 0;
+    return 2 * up16(n) + n * kvc_attend_stride((size_t)p->head_dim_v) + up16(pages);
+}
+
+static struct kvc_attend_part part_at(const kvc_cache *cache, size_t i, size_t row)
+{
+    const kvc_cache_params *p = &cache->params;
+    const size_t n = up16((size_t)p->n_heads);
+    float *base = cache->parts + i * kvc_attend_part_floats(p);
+    return (struct kvc_attend_part){
+        .m = base + row,
+        .l = base + n + row,
+        .o = base + 2 * n + row * kvc_attend_stride((size_t)p->head_dim_v),
+    };
+}
+
+/* m of the pages of a tile that begins at that row, [KVC_TILE_PAGES][rows of the tile]; l follows.
+ */
+static float *part_pages(const kvc_cache *cache, size_t i, size_t row)
+{
+    const size_t n_heads = (size_t)cache->params.n_heads;
+    return part_at(cache, i, n_heads).o + row * 2 * KVC_TILE_PAGES;
+}
+
+/* A tile of query rows of one KV head. */
+struct tile {
+    const struct kvc_attend_info *info;
+    int32_t kv_head;
+    int32_t first, n_rows;
+};
+
+static struct tile tile_at(const kvc_cache *cache, const struct kvc_attend_info *info,
+                           int32_t kv_head, int32_t i)
+{
+    const int32_t first = i * KVC_TILE_ROWS, all = info->n_q * cache->group;
+    return (struct tile){info, kv_head, first, kvc_min32(all - first, KVC_TILE_ROWS)};
+}
+
+/* Rows of a tile that belong to one token: row r is query head `head` of token `token`. */
+struct stretch {
+    size_t token, head;
+    int32_t n;
+};
+
+static struct stretch stretch_at(const kvc_cache *cache, const struct tile *tile, int32_t r)
+{
+    const int32_t row = tile->first + r, g = row % cache->group;
+    return (struct stretch){
+        .token = (size_t)(row / cache->group),
+        .head = (size_t)(tile->kv_head * cache->group + g),
+        .n = kvc_min32(cache->group - g, tile->n_rows - r),
+    };
+}
+
+/* The heads of one token of a view, as rows. */
+static struct kvc_rows head_rows(const kvc_view *view, const struct stretch *s)
+{
+    struct kvc_rows rows = kvc_view_rows(view, s->token, (size_t)s->n, s->head);
+    rows.stride = view->head_stride;
+    return rows;
+}
+
+static void load_q(const kvc_cache *cache, const struct tile *tile, float *q)
+{
+    const size_t stride = kvc_attend_stride((size_t)cache->params.head_dim_k);
+    for (int32_t r = 0; r < tile->n_rows;) {
+        const struct stretch s = stretch_at(cache, tile, r);
+        const struct kvc_rows rows = head_rows(tile->info->item->q, &s);
+        cache->ctx->k->load_rows(&cache->ctx->queue, &rows, q + (size_t)r * stride, stride, stride);
+        r += s.n;
+    }
+}
+
+/* Writes the output of a tile; lse holds room for its rows. */
+static void finish(const kvc_cache *cache, const struct tile *tile,
+                   const struct kvc_attend_part *sum, float *lse)
+{
+    const size_t d_v = (size_t)cache->params.head_dim_v, stride = kvc_attend_stride(d_v);
+    const kvc_attend_item *item = tile->info->item;
+    for (int32_t r = 0; r < tile->n_rows;) {
+        const struct stretch s = stretch_at(cache, tile, r);
+        const struct kvc_rows rows = head_rows(item->out, &s);
+        const struct kvc_attend_part part = {sum->m + r, sum->l + r, sum->o + (size_t)r * stride};
+        cache->ctx->k->finish_rows(&cache->ctx->queue, &part, (size_t)s.n, d_v,
+                                   (void *)(uintptr_t)rows.data, rows.dtype, rows.stride, lse + r);
+        if (item->lse)
+            memcpy(item->lse + s.token * (size_t)cache->params.n_heads + s.head, lse + r,
+                   (size_t)s.n * sizeof(float));
+        r += s.n;
+    }
+}
+
+/* What a block looks like to a tile. */
+struct block {
+    struct kvc_attend_page pages[KVC_TILE_PAGES];
+    struct kvc_column *columns[KVC_TILE_PAGES]; /* NULL: the strip */
+    uint64_t masks[KVC_TILE_PAGES][KVC_TILE_ROWS];
+    uint32_t n_pages;
+};
+
+/* Ordinals that query row r of a tile sees: first ... last - 1. */
+static void visible(const struct call *call, const struct tile *tile, int32_t r, int64_t *first,
+                    int64_t *last)
+{
+    const struct kvc_attend_info *info = tile->info;
+    const int64_t at = info->seq->n_tokens - info->n_q + (tile->first + r) / call->cache->group;
+    *last = at + 1;
+    *first =
+        call->options.window > 0 && call->options.window <= at ? *last - call->options.window : 0;
+}
+
+static void add_page(const struct call *call, const struct tile *tile, struct block *block,
+                     struct kvc_column *column)
+{
+    const kvc_cache *cache = call->cache;
+    const int32_t pair = kvc_pair(cache, call->layer, tile->kv_head);
+    const struct kvc_entry *e = column ? &column->entries[pair] : NULL;
+    const uint64_t live = e ? e->live : tile->info->seq->strip_live;
+    uint64_t *masks = block->masks[block->n_pages];
+    uint64_t any = 0;
+
+    if (live == 0)
+        return;
+    for (int32_t r = 0; r < tile->n_rows; r++) {
+        int64_t first, last;
+        visible(call, tile, r, &first, &last);
+        masks[r] =
+            live & (e ? kvc_entry_range(cache, column, pair, first, last) : kvc_bits(first, last));
+        any |= masks[r];
+    }
+    if (any == 0)
+        return;
+    block->columns[block->n_pages] = column;
+    block->pages[block->n_pages++] = (struct kvc_attend_page){
+        .data = e ? kvc_page_data(cache, e->page) : kvc_strip(cache, tile->info->seq, pair),
+        .layout = e ? kvc_page_layout_of(cache, e->page) : &cache->layouts[KVC_LAYOUT_STRIP],
+        .n_rows = e ? e->n_rows
+                    : (uint32_t)kvc_min32(tile->info->seq->n_tokens, cache->params.sink_tokens),
+        .mask = masks,
+    };
+}
+
+static void find_block(const struct call *call, const struct tile *tile, int32_t i,
+                       struct block *block)
+{
+    const kvc_cache *cache = call->cache;
+    const int32_t strip = cache->params.sink_tokens > 0;
+    const int32_t end = kvc_min32((i + 1) * KVC_TILE_PAGES, tile->info->n_pages);
+
+    block->n_pages = 0;
+    for (int32_t p = i * KVC_TILE_PAGES; p < end; p++)
+        add_page(call, tile, block, p < strip ? NULL : kvc_slot(cache, tile->info->seq, p - strip));
+}
+
+static struct kvc_attend_tile kernel_tile(const struct call *call, const struct tile *tile,
+                                          const struct block *block, const struct lane *lane,
+                                          const struct kvc_attend_part *to)
+{
+    return (struct kvc_attend_tile){
+        .pages = block->pages,
+        .n_pages = block->n_pages,
+        .n_rows = (uint32_t)tile->n_rows,
+        .q = lane->q,
+        .scale = call->options.scale,
+        .softcap = call->options.softcap,
+        .m = to->m,
+        .l = to->l,
+        .o = to->o,
+        .work = lane->work,
+    };
+}
+
+/* The partial result of a block; pages is NULL or where m and l of its pages go. */
+static void attend_block(const struct call *call, const struct tile *tile, const struct lane *lane,
+                         int32_t i, const struct kvc_attend_part *to, float *pages)
+{
+    struct block block;
+    find_block(call, tile, i, &block);
+    if (block.n_pages == 0) { /* no kernel has nothing to do */
+        for (int32_t r = 0; r < tile->n_rows; r++) {
+            to->m[r] = -INFINITY;
+            to->l[r] = 0.0f;
+        }
+        memset(to->o, 0,
+               (size_t)tile->n_rows * kvc_attend_stride((size_t)call->cache->params.head_dim_v) *
+                   sizeof(float));
+        return;
+    }
+    struct kvc_attend_tile job = kernel_tile(call, tile, &block, lane, to);
+    if (pages) {
+        job.page_m = pages;
+        job.page_l = pages + KVC_TILE_PAGES * tile->n_rows;
+    }
+    call->cache->ctx->k->attend_pages(&call->cache->ctx->queue, &job);
+}
+
+static void merge(const kvc_cache *cache, struct kvc_attend_part *into,
+                  const struct kvc_attend_part *part, int32_t n_rows)
+{
+    cache->ctx->k->merge_parts(&cache->ctx->queue, into, part, (size_t)n_rows,
+                               (size_t)cache->params.head_dim_v);
+}
+
+/* Adds masses of the pages of a block to the scores of their entries. */
+static void add_scores(const struct call *call, const struct tile *tile, const struct block *block,
+                       const float *mass)
+{
+    const kvc_cache *cache = call->cache;
+    const int32_t pair = kvc_pair(cache, call->layer, tile->kv_head);
+    for (uint32_t p = 0; p < block->n_pages; p++) {
+        if (!block->columns[p])
+            continue;
+        float *scores = kvc_slot_scores(cache, block->columns[p], pair);
+        for (uint32_t t = 0; t < block->pages[p].n_rows; t++)
+            scores[cache->params.score_mode == KVC_SCORE_TOKEN ? t : 0] +=
+                mass[p * KVC_PAGE_ROWS + t];
+    }
+}
+
+static void score_tile(const struct call *call, const struct tile *tile, const struct lane *lane)
+{
+    for (int32_t i = 0; i < tile->info->n_blocks; i++) {
+        struct block block;
+        find_block(call, tile, i, &block);
+        if (block.n_pages == 0)
+            continue;
+        const struct kvc_attend_tile job = kernel_tile(call, tile, &block, lane, &lane->part);
+        memset(lane->mass, 0, block.n_pages * KVC_PAGE_ROWS * sizeof(float));
+        call->cache->ctx->k->mass_pages(&call->cache->ctx->queue, &job, lane->lse, lane->mass);
+        add_scores(call, tile, &block, lane->mass);
+    }
+}
+
+/* A tile over all blocks, one after the other. */
+static void attend_tile(const struct call *call, const struct tile *tile, struct lane *lane)
+{
+    load_q(call->cache, tile, lane->q);
+    attend_block(call, tile, lane, 0, &lane->sum, NULL);
+    for (int32_t i = 1; i < tile->info->n_blocks; i++) {
+        attend_block(call, tile, lane, i, &lane->part, NULL);
+        merge(call->cache, &lane->sum, &lane->part, tile->n_rows);
+    }
+    finish(call->cache, tile, &lane->sum, lane->lse);
+    if (call->score_passes)
+        score_tile(call, tile, lane);
+}
+
+/* Rows of the parts that a tile owns; only single query tokens are split. */
+static size_t part_row(const kvc_cache *cache, const struct tile *tile)
+{
+    return (size_t)(tile->kv_head * cache->group + tile->first);
+}
+
+static size_t units_of(const struct call *call, const struct kvc_attend_info *info)
+{
+    const size_t heads = (size_t)call->cache->params.n_kv_heads;
+    if (call->score_passes)
+        return heads; /* the tiles of a head add to the same scores */
+    return heads * (size_t)info->n_tiles * (info->split ? (size_t)info->n_blocks : 1);
+}
+
+static void run_unit(const struct call *call, struct lane *lane, size_t unit)
+{
+    const kvc_cache *cache = call->cache;
+    size_t low = 0, high = call->n_items; /* the last item that begins at or before the unit */
+    while (high - low > 1) {
+        const size_t mid = (low + high) / 2;
+        if (cache->infos[mid].first_unit <= unit)
+            low = mid;
+        else
+            high = mid;
+    }
+    const struct kvc_attend_info *info = &cache->infos[low];
+    int32_t i = (int32_t)(unit - info->first_unit);
+    if (call->score_passes) {
+        for (int32_t t = 0; t < info->n_tiles; t++) {
+            const struct tile tile = tile_at(cache, info, i, t);
+            attend_tile(call, &tile, lane);
+        }
+        return;
+    }
+    const int32_t block = info->split ? i % info->n_blocks : 0;
+    i = info->split ? i / info->n_blocks : i;
+    const struct tile tile = tile_at(cache, info, i / info->n_tiles, i % info->n_tiles);
+    if (!info->split) {
+        attend_tile(call, &tile, lane);
+        return;
+    }
+    const size_t part = info->first_part + (size_t)block, row = part_row(cache, &tile);
+    const struct kvc_attend_part to = part_at(cache, part, row);
+    load_q(cache, &tile, lane->q);
+    attend_block(call, &tile, lane, block, &to,
+                 call->score_pages ? part_pages(cache, part, row) : NULL);
+}
+
+static void run_lane(void *arg, size_t i)
+{
+    const struct call *call = arg;
+    struct lane lane = lane_at(call->cache, i);
+    for (size_t unit = i; unit < call->n_units; unit += call->n_lanes)
+        run_unit(call, &lane, unit);
+}
+
+/* Page masses of one tile of one query token, from the partial results. */
+static void score_pages(const struct call *call, const struct tile *tile, const float *lse)
+{
+    const kvc_cache *cache = call->cache;
+    const int32_t pair = kvc_pair(cache, call->layer, tile->kv_head), n = tile->n_rows;
+    for (int32_t i = 0; i < tile->info->n_blocks; i++) {
+        const float *m =
+            part_pages(cache, tile->info->first_part + (size_t)i, part_row(cache, tile));
+        const float *l = m + KVC_TILE_PAGES * n;
+        struct block block;
+        find_block(call, tile, i, &block);
+        for (uint32_t p = 0; p < block.n_pages; p++)
+            for (int32_t r = 0; r < n && block.columns[p]; r++)
+                if (l[p * (uint32_t)n + (uint32_t)r] > 0.0f)
+                    *kvc_slot_scores(cache, block.columns[p], pair) +=
+                        l[p * (uint32_t)n + (uint32_t)r] *
+                        expf(m[p * (uint32_t)n + (uint32_t)r] - lse[r]);
+    }
+}
+
+/* Adds up the blocks of one KV head of one item and writes its output. */
+static void run_merge(void *arg, size_t i)
+{
+    const struct call *call = arg;
+    const kvc_cache *cache = call->cache;
+    const size_t heads = (size_t)cache->params.n_kv_heads;
+    const struct kvc_attend_info *info = &cache->infos[i / heads];
+    float lse[KVC_TILE_ROWS];
+
+    for (int32_t t = 0; t < info->n_tiles && info->split; t++) {
+        const struct tile tile = tile_at(cache, info, (int32_t)(i % heads), t);
+        const size_t row = part_row(cache, &tile);
+        struct kvc_attend_part sum = part_at(cache, info->first_part, row);
+        for (int32_t b = 1; b < info->n_blocks; b++) {
+            const struct kvc_attend_part part = part_at(cache, info->first_part + (size_t)b, row);
+            merge(cache, &sum, &part, tile.n_rows);
+        }
+        finish(cache, &tile, &sum, lse);
+        if (call->score_pages)
+            score_pages(call, &tile, lse);
+    }
+}
+
+/* Where the probe row of an ordinal goes: its own place, or that of the smallest one, if smaller.
+ */
+static int32_t probe_place(const int64_t *ordinals, int32_t n, int64_t ordinal)
+{
+    int32_t place = 0;
+    for (int32_t i = 0; i < n && ordinals[place] != ordinal; i++)
+        if (ordinals[i] == ordinal || ordinals[i] < ordinals[place])
+            place = i;
+    return ordinals[place] <= ordinal ? place : -1;
+}
+
+/* Keeps the query rows of the last probe_rows tokens. */
+static void keep_probes(const struct call *call, const struct kvc_attend_info *info)
+{
+    const kvc_cache *cache = call->cache;
+    const kvc_cache_params *p = &cache->params;
+    const size_t d = (size_t)p->head_dim_k, row = (size_t)p->n_heads * d;
+    const size_t first =
+        ((size_t)kvc_seq_index(cache, info->seq) * (size_t)p->n_layers + (size_t)call->layer) *
+        (size_t)p->probe_rows;
+    struct kvc_store_counts ignored = {0};
+
+    for (int32_t t = info->n_q - kvc_min32(info->n_q, p->probe_rows); t < info->n_q; t++) {
+        const int64_t ordinal = info->seq->n_tokens - info->n_q + t;
+        const int32_t place = probe_place(cache->probe_ordinals + first, p->probe_rows, ordinal);
+        if (place < 0)
+            continue;
+        const size_t at = first + (size_t)place;
+        const struct stretch s = {.token = (size_t)t, .n = p->n_heads};
+        const struct kvc_rows rows = head_rows(info->item->q, &s);
+        cache->ctx->k->store_rows(&cache->ctx->queue, &rows, cache->probes + at * row, d, d,
+                                  &ignored);
+        cache->probe_ordinals[at] = ordinal;
+    }
+}
+
+void kvc_attend_options_default(const kvc_cache *cache, kvc_attend_options *options)
+{
+    if (options)
+        *options = (kvc_attend_options){
+            .struct_size = sizeof(*options),
+            .scale = cache ? 1.0f / sqrtf((float)cache->params.head_dim_k) : 1.0f,
+        };
+}
+
+static bool options_ok(const kvc_attend_options *o)
+{
+    return o->struct_size >= sizeof(*o) && isfinite(o->scale) && isfinite(o->softcap) &&
+           o->softcap >= 0.0f && o->window >= 0;
+}
+
+static bool item_ok(const kvc_cache *cache, const kvc_attend_item *item, int32_t layer)
+{
+    const kvc_cache_params *p = &cache->params;
+    const struct kvc_sequence *seq = kvc_seq_find(cache, item->seq);
+    return seq && seq->appended[layer] == seq->n_tokens && kvc_view_ok(item->q) &&
+           kvc_view_ok(item->out) && kvc_view_distinct(item->out) &&
+           item->q->n_heads == (size_t)p->n_heads && item->out->n_heads == (size_t)p->n_heads &&
+           item->q->head_dim == (size_t)p->head_dim_k &&
+           item->out->head_dim == (size_t)p->head_dim_v &&
+           item->q->n_tokens == item->out->n_tokens && item->q->n_tokens <= (size_t)seq->n_tokens;
+}
+
+/* Fills the infos of the items that have work. */
+static void plan(struct call *call, const kvc_attend_item *items, size_t n_items)
+{
+    kvc_cache *cache = call->cache;
+    const int32_t strip = cache->params.sink_tokens > 0;
+    const size_t step = n_items ? items->struct_size : 0;
+    size_t n_parts = 0;
+
+    for (size_t i = 0; i < n_items; i++) {
+        const kvc_attend_item *item =
+            (const kvc_attend_item *)(const void *)((const char *)items + i * step);
+        struct kvc_sequence *seq = kvc_seq_find(cache, item->seq);
+        if (item->q->n_tokens == 0)
+            continue;
+        struct kvc_attend_info *info = &cache->infos[call->n_items++];
+        *info = (struct kvc_attend_info){
+            .seq = seq,
+            .item = item,
+            .n_q = (int32_t)item->q->n_tokens,
+            .n_pages = seq->n_slots + strip,
+            .first_unit = call->n_units,
+            .first_part = n_parts,
+        };
+        info->n_blocks = (info->n_pages + KVC_TILE_PAGES - 1) / KVC_TILE_PAGES;
+        info->n_blocks = info->n_blocks ? info->n_blocks : 1;
+        info->n_tiles = (info->n_q * cache->group + KVC_TILE_ROWS - 1) / KVC_TILE_ROWS;
+        info->split = info->n_q == 1 && !call->score_passes;
+        n_parts += info->split ? (size_t)info->n_blocks : 0;
+        call->n_units += units_of(call, info);
+    }
+}
+
+kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_attend_item *items,
+                            size_t n_items, const kvc_attend_options *options)
+{
+    KVC_CHECK(cache && layer >= 0 && layer < cache->params.n_layers && (items || n_items == 0) &&
+                  n_items <= (size_t)cache->params.max_sequences,
+              KVC_E_ARG);
+    struct call call = {.cache = cache, .layer = layer};
+    kvc_attend_options_default(cache, &call.options);
+    if (options) {
+        KVC_CHECK(options_ok(options), KVC_E_ARG);
+        call.options = *options;
+    }
+    bool single = true;
+    cache->n_calls++;
+    for (size_t i = 0; i < n_items; i++) {
+        const kvc_attend_item *item =
+            (const kvc_attend_item *)(const void *)((const char *)items + i * items->struct_size);
+        KVC_CHECK(item->struct_size >= sizeof(*item) && item->struct_size == items->struct_size &&
+                      item_ok(cache, item, layer),
+                  KVC_E_ARG);
+        struct kvc_sequence *seq = kvc_seq_find(cache, item->seq);
+        KVC_CHECK(seq->in_call != cache->n_calls, KVC_E_ARG);
+        seq->in_call = cache->n_calls;
+        single = single && item->q->n_tokens <= 1;
+    }
+
+    if (call.options.accumulate && cache->params.score_mode != KVC_SCORE_NONE) {
+        call.score_pages = cache->params.score_mode == KVC_SCORE_PAGE && single;
+        call.score_passes = !call.score_pages;
+    }
+    plan(&call, items, n_items);
+    call.n_lanes = call.n_units < KVC_LANES ? call.n_units : KVC_LANES;
+    kvc_ctx_parallel(cache->ctx, call.n_lanes, run_lane, &call);
+    kvc_ctx_parallel(cache->ctx, call.n_items * (size_t)cache->params.n_kv_heads, run_merge, &call);
+    for (size_t i = 0; i < call.n_items && cache->params.probe_rows > 0; i++)
+        keep_probes(&call, &cache->infos[i]);
+    return KVC_OK;
+}
+
+kvc_status kvc_attend(kvc_cache *cache, kvc_seq seq, int32_t layer, const kvc_view *q,
+                      const kvc_attend_options *options, const kvc_view *out, float *lse)
+{
+    const kvc_attend_item item = {
+        .struct_size = sizeof(item), .seq = seq, .q = q, .out = out, .lse = lse};
+    return kvc_attend_batch(cache, layer, &item, 1, options);
+}

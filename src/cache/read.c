@@ -1,0 +1,200 @@
+/* read.c - reading a sequence back: tokens, rows, pages, probe rows. */
+#include <string.h>
+
+#include "check.h"
+#include "state.h"
+
+static bool pair_ok(const kvc_cache *cache, int32_t layer, int32_t kv_head)
+{
+    return layer >= 0 && layer < cache->params.n_layers && kv_head >= 0 &&
+           kv_head < cache->params.n_kv_heads;
+}
+
+/* Sinks of a layer that can be read: appended and not removed. */
+static uint64_t strip_rows(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t layer)
+{
+    return seq->strip_live &
+           kvc_bits(0, kvc_min32(seq->appended[layer], cache->params.sink_tokens));
+}
+
+int64_t kvc_seq_n_rows(const kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t kv_head)
+{
+    const struct kvc_sequence *s = kvc_seq_find(cache, seq);
+    if (!s || !pair_ok(cache, layer, kv_head))
+        return -1;
+    int64_t n = __builtin_popcountll(strip_rows(cache, s, layer));
+    for (int32_t i = 0; i < s->n_slots; i++)
+        n += __builtin_popcountll(
+            kvc_slot(cache, s, i)->entries[kvc_pair(cache, layer, kv_head)].live);
+    return n;
+}
+
+kvc_status kvc_seq_read_tokens(const kvc_cache *cache, kvc_seq seq, int64_t first, size_t n,
+                               kvc_token *tokens)
+{
+    const struct kvc_sequence *s = kvc_seq_find(cache, seq);
+    KVC_CHECK(s && tokens && first >= 0 && first <= s->n_tokens &&
+                  n <= (size_t)(s->n_tokens - first),
+              KVC_E_ARG);
+    for (size_t i = 0; i < n; i++) {
+        const size_t at = (size_t)first + i;
+        const size_t page = (size_t)s->facts[at / KVC_PAGE_TOKENS];
+        tokens[i] = cache->facts[page * KVC_PAGE_TOKENS + at % KVC_PAGE_TOKENS];
+    }
+    return KVC_OK;
+}
+
+/* Where rows are read to, and how many there are. */
+struct rows {
+    int64_t *ordinals;
+    float *k, *v, *scores;
+    size_t n;
+};
+
+static void read_row(const kvc_cache *cache, const struct kvc_page_layout *layout,
+                     const uint8_t *page, uint32_t row, int64_t ordinal, float score,
+                     struct rows *out)
+{
+    const kvc_ctx *ctx = cache->ctx;
+    float k[KVC_MAX_HEAD_DIM], v[KVC_MAX_HEAD_DIM];
+
+    if (out->k || out->v)
+        ctx->k->read_page(&ctx->queue, layout, page, row, 1, k, v);
+    if (out->k)
+        memcpy(out->k + out->n * layout->d_k, k, layout->d_k * sizeof(*k));
+    if (out->v)
+        memcpy(out->v + out->n * layout->d_v, v, layout->d_v * sizeof(*v));
+    if (out->ordinals)
+        out->ordinals[out->n] = ordinal;
+    if (out->scores)
+        out->scores[out->n] = score;
+    out->n++;
+}
+
+/* The score of a row; a page's sum is spread over its live rows. */
+static float score_of(const kvc_cache *cache, struct kvc_column *column, int32_t pair, uint32_t row)
+{
+    const float *scores = kvc_slot_scores(cache, column, pair);
+    switch (cache->params.score_mode) {
+    case KVC_SCORE_PAGE: return scores[0] / (float)__builtin_popcountll(column->entries[pair].live);
+    case KVC_SCORE_TOKEN: return scores[row];
+    default: return 0.0f;
+    }
+}
+
+kvc_status kvc_seq_read_rows(const kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t kv_head,
+                             size_t max_rows, int64_t *ordinals, float *k, float *v, float *scores,
+                             size_t *n_rows)
+{
+    const struct kvc_sequence *s = kvc_seq_find(cache, seq);
+    KVC_CHECK(s && n_rows && pair_ok(cache, layer, kv_head), KVC_E_ARG);
+    KVC_CHECK((uint64_t)kvc_seq_n_rows(cache, seq, layer, kv_head) <= max_rows, KVC_E_ARG);
+
+    const int32_t pair = kvc_pair(cache, layer, kv_head);
+    const uint64_t sinks = strip_rows(cache, s, layer);
+    struct rows out = {.ordinals = ordinals, .k = k, .v = v, .scores = scores};
+    for (uint32_t r = 0; r < KVC_PAGE_ROWS; r++)
+        if (sinks >> r & 1)
+            read_row(cache, &cache->layouts[KVC_LAYOUT_STRIP], kvc_strip(cache, s, pair), r, r,
+                     0.0f, &out);
+    for (int32_t i = 0; i < s->n_slots; i++) {
+        struct kvc_column *column = kvc_slot(cache, s, i);
+        const struct kvc_entry *e = &column->entries[pair];
+        const int32_t *list = e->page >= 0 ? kvc_page_ordinals(cache, e->page) : NULL;
+        for (uint32_t r = 0; r < e->n_rows; r++)
+            if (e->live >> r & 1)
+                read_row(cache, kvc_page_layout_of(cache, e->page), kvc_page_data(cache, e->page),
+                         r, list ? list[r] : column->first + (int64_t)r,
+                         score_of(cache, column, pair, r), &out);
+    }
+    *n_rows = out.n;
+    return KVC_OK;
+}
+
+int64_t kvc_seq_n_pages(const kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t kv_head)
+{
+    const struct kvc_sequence *s = kvc_seq_find(cache, seq);
+    if (!s || !pair_ok(cache, layer, kv_head))
+        return -1;
+    int64_t n = 0;
+    for (int32_t i = 0; i < s->n_slots; i++)
+        n += kvc_slot(cache, s, i)->entries[kvc_pair(cache, layer, kv_head)].page >= 0;
+    return n;
+}
+
+/* The slot of the index-th page of a pair. */
+static int32_t find_page(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t pair,
+                         int64_t index)
+{
+    int32_t slot = 0;
+    for (;; slot++)
+        if (kvc_slot(cache, seq, slot)->entries[pair].page >= 0 && index-- == 0)
+            return slot;
+}
+
+kvc_status kvc_seq_read_page(const kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t kv_head,
+                             int64_t index, kvc_page_info *info, int64_t *ordinals, void *bytes,
+                             size_t n_bytes)
+{
+    const struct kvc_sequence *s = kvc_seq_find(cache, seq);
+    KVC_CHECK(s && info && info->struct_size >= sizeof(*info), KVC_E_ARG);
+    KVC_CHECK(index >= 0 && index < kvc_seq_n_pages(cache, seq, layer, kv_head), KVC_E_ARG);
+
+    const int32_t pair = kvc_pair(cache, layer, kv_head);
+    const int32_t slot = find_page(cache, s, pair, index);
+    const struct kvc_column *column = kvc_slot(cache, s, slot);
+    const struct kvc_entry *e = &column->entries[pair];
+    const struct kvc_page_layout *layout = kvc_page_layout_of(cache, e->page);
+    const int32_t *list = kvc_page_ordinals(cache, e->page);
+    KVC_CHECK(!bytes || n_bytes >= layout->n_bytes, KVC_E_ARG);
+    info->sealed = slot < s->first_unsealed;
+    info->precision = (kvc_precision){
+        .k = (kvc_format)layout->k_format,
+        .v = (kvc_format)layout->v_format,
+        .k_scale = (kvc_scale)layout->k_scale,
+        .v_scale = (kvc_scale)layout->v_scale,
+    };
+    info->n_rows = e->n_rows;
+    info->live = e->live;
+    info->n_bytes = layout->n_bytes;
+    info->n_owners = cache->pages[e->page].owners;
+    for (int32_t r = 0; r < e->n_rows && ordinals; r++)
+        ordinals[r] = list ? list[r] : column->first + r;
+    if (bytes)
+        memcpy(bytes, kvc_page_data(cache, e->page), layout->n_bytes);
+    return KVC_OK;
+}
+
+kvc_status kvc_seq_read_probes(const kvc_cache *cache, kvc_seq seq, int32_t layer,
+                               int64_t *ordinals, float *q, size_t *n_rows)
+{
+    const struct kvc_sequence *s = kvc_seq_find(cache, seq);
+    KVC_CHECK(s && ordinals && n_rows && layer >= 0 && layer < cache->params.n_layers, KVC_E_ARG);
+
+    const kvc_ctx *ctx = cache->ctx;
+    const kvc_cache_params *p = &cache->params;
+    const size_t n = (size_t)p->probe_rows, row = (size_t)p->n_heads * (size_t)p->head_dim_k;
+    const size_t ring = ((size_t)kvc_seq_index(cache, s) * (size_t)p->n_layers + (size_t)layer) * n;
+    size_t n_read = 0;
+    int64_t last = -1;
+    for (;;) { /* the next larger ordinal of the ring */
+        size_t best = n;
+        for (size_t i = 0; i < n; i++) {
+            const int64_t o = cache->probe_ordinals[ring + i];
+            if (o > last && (best == n || o < cache->probe_ordinals[ring + best]))
+                best = i;
+        }
+        if (best == n)
+            break;
+        last = cache->probe_ordinals[ring + best];
+        ordinals[n_read] = last;
+        if (q) {
+            const struct kvc_rows src = {cache->probes + (ring + best) * row, KVC_DTYPE_F16, row, 1,
+                                         row};
+            ctx->k->load_rows(&ctx->queue, &src, q + n_read * row, row, row);
+        }
+        n_read++;
+    }
+    *n_rows = n_read;
+    return KVC_OK;
+}

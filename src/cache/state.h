@@ -1,0 +1,258 @@
+/*
+ * state.h - the parts of a cache, private to src/cache.
+ *
+ * A sequence is a list of slots: ranges of at most 64 tokens that never cross a page border (at
+ * sink_tokens + 64 k). A slot lives in a column: its range, and one entry for each layer and head.
+ * An entry points to a page; pages are shared by sequences, entries never. Slots before
+ * first_unsealed are sealed, the others hold F16 pages. A sealed page whose rows are not
+ * consecutive tokens (compaction) carries their ordinals itself.
+ */
+#ifndef KVC_STATE_H
+#define KVC_STATE_H
+
+#include "ctx.h"
+#include "kvc/cache.h"
+
+enum {
+    KVC_N_TAGS = 35,            /* precisions: 7 of K times 5 of V */
+    KVC_N_LAYOUTS = 2 * 35 + 2, /* each as sealed and as compacted; the open page; the strip */
+    KVC_LAYOUT_OPEN = 70,
+    KVC_LAYOUT_STRIP = 71,
+    KVC_N_CLASSES = 71, /* sizes of pages; class 0 is the open page's alone */
+    KVC_SLAB_OPEN_PAGES = 16,
+    KVC_LANES = 64 /* tasks at a time: each has its own scratch */
+};
+
+/* State of one page. Ids are slab * max_per_slab + index. */
+struct kvc_page {
+    int32_t owners;
+    int32_t twin;             /* sealed copy that other owners of this F16 page may take, or -1 */
+    int32_t twin_of;          /* the F16 page that names this one as its twin, or -1 */
+    int32_t next_free;        /* in its slab */
+    float absmax_k, absmax_v; /* sealed: what mode HEAD took for its scales */
+    uint8_t layout;
+};
+
+struct kvc_slab {
+    int32_t page_class; /* -1: free */
+    int32_t n_used;
+    int32_t free_page; /* head of the list of free pages */
+    int32_t next;      /* in the list of its class with free pages, or of free slabs */
+    int32_t prev;
+};
+
+struct kvc_page_class {
+    uint32_t n_bytes, per_slab;
+    int32_t slabs;  /* head of the list of slabs with free pages */
+    int32_t n_free; /* free pages in them */
+    int32_t n_used;
+};
+
+struct kvc_entry {
+    uint64_t live;            /* bit r: row r is there */
+    int32_t page;             /* -1: none */
+    int32_t next;             /* the sealed page, while it is being made */
+    float absmax_k, absmax_v; /* mode HEAD: of the page when it was sealed */
+    uint8_t n_rows;
+};
+
+struct kvc_column {
+    int32_t first; /* ordinal */
+    int32_t n;     /* tokens announced */
+    int32_t end;   /* no entry holds this ordinal or a later one */
+    struct kvc_entry entries[];
+};
+
+struct kvc_sequence {
+    uint32_t generation;
+    bool alive;
+    int32_t n_tokens;
+    int32_t n_slots, first_unsealed;
+    int64_t next_position;
+    int64_t hold_from;   /* -1: no hold */
+    uint64_t strip_live; /* sinks not removed */
+    uint64_t in_call;    /* number of the last call of attention that named it */
+    int32_t *slots;      /* [n_columns] columns */
+    int32_t *facts;      /* [n_fact_pages] */
+    int32_t *appended;   /* [n_layers] tokens whose K and V are there */
+};
+
+/* One sequence of a call of attention; see attend.c. */
+struct kvc_attend_info {
+    struct kvc_sequence *seq;
+    const kvc_attend_item *item;
+    int32_t n_q, n_pages, n_blocks; /* the strip counts as a page */
+    int32_t n_tiles;                /* of the query rows of one KV head */
+    bool split;                     /* one task a block, else one a tile or KV head */
+    size_t first_unit, first_part;
+};
+
+struct kvc_cache {
+    kvc_ctx *ctx;
+    kvc_cache_params params;
+    int32_t n_pairs;  /* layers x KV heads */
+    int32_t group;    /* query heads a KV head */
+    int64_t n_tokens; /* over all sequences */
+    struct kvc_page_layout layouts[KVC_N_LAYOUTS];
+    uint8_t *tags;    /* [n_pairs] precision of each layer and head */
+    int8_t *class_of; /* [KVC_N_LAYOUTS] */
+
+    /* pages */
+    char *pool;
+    size_t slab_bytes, n_slabs;
+    uint32_t max_per_slab;
+    struct kvc_slab *slabs;
+    struct kvc_page *pages;
+    struct kvc_page_class classes[KVC_N_CLASSES];
+    int32_t n_classes, free_slabs, n_free_slabs;
+
+    /* tables */
+    char *columns;
+    size_t column_bytes, score_bytes; /* score_bytes of an entry: 0, 4 or 256 */
+    int32_t n_columns, n_free_columns, *free_columns;
+    kvc_token *facts;
+    int32_t n_fact_pages, n_free_facts, *free_facts;
+    struct kvc_sequence *sequences;
+    char *strips;
+    uint16_t *probes;        /* [sequence][layer][probe_rows][n_heads][head_dim_k] */
+    int64_t *probe_ordinals; /* [sequence][layer][probe_rows], -1: none */
+
+    /* scratch of attention */
+    float *lanes;
+    size_t lane_floats;
+    float *parts;                  /* partial results, by block */
+    struct kvc_attend_info *infos; /* [max_sequences] */
+    size_t n_parts;
+
+    size_t probe_bytes, scratch_bytes, strip_bytes; /* strip_bytes of one sequence */
+    uint64_t n_calls, n_sealed_total, n_nonfinite, n_saturated;
+};
+
+/* ---- pages.c ---- */
+
+/* All slabs free but those that class 0 keeps for reserved_pages; classes from the precisions. */
+void kvc_pages_init(kvc_cache *cache, size_t reserved_pages);
+
+/* Whether need[class] more pages of every sealed class fit, all together. */
+bool kvc_pages_fit(const kvc_cache *cache, const int32_t *need);
+
+/* A page with one owner, or -1. */
+int32_t kvc_page_alloc(kvc_cache *cache, uint8_t layout);
+
+void kvc_page_share(kvc_cache *cache, int32_t page);
+void kvc_page_release(kvc_cache *cache, int32_t page);
+
+static inline uint8_t *kvc_page_data(const kvc_cache *cache, int32_t page)
+{
+    const size_t slab = (size_t)page / cache->max_per_slab, i = (size_t)page % cache->max_per_slab;
+    const size_t size = cache->classes[cache->slabs[slab].page_class].n_bytes;
+    return (uint8_t *)cache->pool + slab * cache->slab_bytes + i * size;
+}
+
+static inline const struct kvc_page_layout *kvc_page_layout_of(const kvc_cache *cache, int32_t page)
+{
+    return &cache->layouts[cache->pages[page].layout];
+}
+
+/* ---- sequence.c ---- */
+
+/* The sequence behind a handle, or NULL. */
+struct kvc_sequence *kvc_seq_find(const kvc_cache *cache, kvc_seq seq);
+
+/* Whether every announced token has its K and V in every layer. */
+bool kvc_seq_complete(const kvc_cache *cache, const struct kvc_sequence *seq);
+
+/* Releases the page of an entry and empties it. */
+void kvc_entry_clear(kvc_cache *cache, struct kvc_entry *e);
+
+/* Takes the sealed slots out whose entries are all empty. */
+void kvc_seq_drop_empty_slots(kvc_cache *cache, struct kvc_sequence *seq);
+
+static inline struct kvc_column *kvc_slot(const kvc_cache *cache, const struct kvc_sequence *seq,
+                                          int32_t slot)
+{
+    return (struct kvc_column *)(void *)(cache->columns +
+                                         (size_t)seq->slots[slot] * cache->column_bytes);
+}
+
+/* Scores of an entry: one float, or one a row. */
+static inline float *kvc_slot_scores(const kvc_cache *cache, struct kvc_column *column,
+                                     int32_t pair)
+{
+    char *scores = (char *)&column->entries[cache->n_pairs];
+    return (float *)(void *)(scores + (size_t)pair * cache->score_bytes);
+}
+
+static inline int32_t kvc_pair(const kvc_cache *cache, int32_t layer, int32_t kv_head)
+{
+    return layer * cache->params.n_kv_heads + kv_head;
+}
+
+static inline int32_t kvc_seq_index(const kvc_cache *cache, const struct kvc_sequence *seq)
+{
+    return (int32_t)(seq - cache->sequences);
+}
+
+/* First ordinal after the page border range that holds an ordinal (not a sink). */
+static inline int32_t kvc_next_border(const kvc_cache *cache, int32_t ordinal)
+{
+    const int32_t sinks = cache->params.sink_tokens;
+    return sinks + ((ordinal - sinks) / KVC_PAGE_TOKENS + 1) * KVC_PAGE_TOKENS;
+}
+
+static inline bool kvc_slot_full(const kvc_cache *cache, const struct kvc_column *column)
+{
+    return column->first + column->n == kvc_next_border(cache, column->first);
+}
+
+/* The strip of sinks of one sequence, layer and head: a page of layout KVC_LAYOUT_STRIP. */
+static inline uint8_t *kvc_strip(const kvc_cache *cache, const struct kvc_sequence *seq,
+                                 int32_t pair)
+{
+    return (uint8_t *)cache->strips + (size_t)kvc_seq_index(cache, seq) * cache->strip_bytes +
+           (size_t)pair * cache->layouts[KVC_LAYOUT_STRIP].n_bytes;
+}
+
+static inline int32_t kvc_min32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The ordinals of the rows of a page, or NULL where they are consecutive. */
+static inline const int32_t *kvc_page_ordinals(const kvc_cache *cache, int32_t page)
+{
+    const struct kvc_page_layout *layout = kvc_page_layout_of(cache, page);
+    if (!layout->ordinals)
+        return NULL;
+    return (const int32_t *)(const void *)(kvc_page_data(cache, page) + layout->ordinals);
+}
+
+/* Bits first ... last - 1 of 64. */
+static inline uint64_t kvc_bits(int64_t first, int64_t last)
+{
+    first = first < 0 ? 0 : first > 64 ? 64 : first;
+    last = last < 0 ? 0 : last > 64 ? 64 : last;
+    if (first >= last)
+        return 0;
+    return (last == 64 ? 0 : UINT64_C(1) << last) - (UINT64_C(1) << first);
+}
+
+/* Bits of the rows of an entry whose ordinals lie in first ... last - 1, live or not. */
+uint64_t kvc_entry_range(const kvc_cache *cache, const struct kvc_column *column, int32_t pair,
+                         int64_t first, int64_t last);
+
+/* ---- seal.c ---- */
+
+/* Slots that settling would seal now: from first_unsealed up to the one returned. */
+int32_t kvc_seal_end(const kvc_cache *cache, const struct kvc_sequence *seq, bool short_pages);
+
+/* Seals slots first_unsealed ... end - 1, or KVC_E_FULL with nothing changed. */
+kvc_status kvc_seal_slots(kvc_cache *cache, struct kvc_sequence *seq, int32_t end);
+
+/* ---- attend.c ---- */
+
+/* Floats of one lane and of the partial results of one block. */
+size_t kvc_attend_lane_floats(const kvc_cache_params *params);
+size_t kvc_attend_part_floats(const kvc_cache_params *params);
+
+#endif
