@@ -163,7 +163,8 @@ static void move_element(uint8_t format, const uint8_t *src, uint32_t src_e, uin
     } else if (format == KVC_INT8) {
         dst[dst_e] = src[src_e];
     } else {
-        const unsigned code = src[kvc_nibble_byte(src_e)] >> kvc_nibble_shift(src_e) & 15u;
+        const unsigned code =
+            (unsigned)src[kvc_nibble_byte(src_e)] >> kvc_nibble_shift(src_e) & 15u;
         uint8_t *at = dst + kvc_nibble_byte(dst_e);
         *at =
             (uint8_t)((*at & ~(15u << kvc_nibble_shift(dst_e))) | code << kvc_nibble_shift(dst_e));

@@ -1,0 +1,523 @@
+/*
+ * attend_tmpl.h - template of the SIMD kernels of attention over pages.
+ * Parameters: KVC_FN (name suffix), VLEN, and the words of vec_avx2.h.
+ *
+ * Keys and transposed values are both lines of codes: scores are products of query rows with lines
+ * of tokens, outputs are products of rows of weights with lines of channels. Each product is one
+ * chain of fused operations along the line and one tree over the lanes, whatever the tiling, so
+ * that the bits of a row do not depend on its neighbours.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "../kernels.h"
+#include "../page.h"
+
+_Static_assert(KVC_BIAS8_K == KVC_BIAS8_V, "keys and values are read by the same code");
+
+/* Lines (tokens of K or channels of V) that are worked on together. */
+#define TILE_LINES 16
+/* Rows that share an unpacked vector in registers: 4 lines of each fill v_hadd_all(). */
+#define BLOCK_ROWS (VLEN / 4)
+
+/* How a line is stored. FINITE: NaN and Inf become finite, as 0 times NaN is not 0. */
+enum reader {
+    READ_F32,
+    READ_F16,
+    READ_F16_FINITE,
+    READ_INT8,
+    READ_INT8_UNSIGNED,
+    READ_INT4,
+    READ_INT4_UNSIGNED
+};
+
+static inline enum reader page_reader(uint8_t format, uint8_t scale, enum reader half)
+{
+    const bool is_unsigned = scale == KVC_SCALE_CHANNEL;
+    if (format == KVC_F16)
+        return half;
+    if (format == KVC_INT8)
+        return is_unsigned ? READ_INT8_UNSIGNED : READ_INT8;
+    return is_unsigned ? READ_INT4_UNSIGNED : READ_INT4;
+}
+
+struct lines {
+    enum reader reader;
+    const uint8_t *data;
+    size_t stride;   /* bytes */
+    uint32_t n, len; /* at most TILE_LINES lines of len elements; len is a multiple of 8 */
+};
+
+/* Elements i ... i + n - 1 of a line as floats; n is VLEN or 8. */
+V_INLINE vf read_line(enum reader reader, const uint8_t *line, size_t i, size_t n)
+{
+    const void *at = line;
+    switch (reader) {
+    case READ_F32: return v_load((const float *)at + i);
+    case READ_F16: return v_load_half((const uint16_t *)at + i, n);
+    case READ_F16_FINITE:
+        return v_min(v_max(v_load_half((const uint16_t *)at + i, n), v_set1(-KVC_HALF_MAX)),
+                     v_set1(KVC_HALF_MAX));
+    case READ_INT8: return v_load_page_i8(line + i, n, KVC_BIAS8_K);
+    case READ_INT8_UNSIGNED: return v_load_page_i8(line + i, n, 0);
+    case READ_INT4: return v_load_page_i4(line + i / 2, n, KVC_BIAS4);
+    default: return v_load_page_i4(line + i / 2, n, 0);
+    }
+}
+
+/* Products of a row with VLEN lines from first on, one a lane; 0 beyond the last line. */
+V_INLINE vf multiply_row(enum reader reader, struct lines lines, uint32_t first, const float *x)
+{
+    vf sums[VLEN];
+    for (uint32_t j = 0; j < VLEN; j++) {
+        sums[j] = v_zero();
+        if (first + j >= lines.n)
+            continue;
+        const uint8_t *line = lines.data + (first + j) * lines.stride;
+        uint32_t i = 0;
+        for (; i + VLEN <= lines.len; i += VLEN)
+            sums[j] = v_fma(v_load(x + i), read_line(reader, line, i, VLEN), sums[j]);
+        if (i < lines.len)
+            sums[j] = v_fma(v_load(x + i), read_line(reader, line, i, 8), sums[j]);
+    }
+    return v_hadd_all(sums);
+}
+
+/* One vector of 4 lines times BLOCK_ROWS rows. */
+V_INLINE void multiply_step(enum reader reader, const uint8_t *const *line, const float *const *x,
+                            size_t i, size_t n, vf *sums)
+{
+    vf y[4];
+    V_UNROLL
+    for (int j = 0; j < 4; j++)
+        y[j] = read_line(reader, line[j], i, n);
+    V_UNROLL
+    for (int r = 0; r < BLOCK_ROWS; r++) {
+        const vf a = v_load(x[r] + i);
+        V_UNROLL
+        for (int j = 0; j < 4; j++)
+            sums[4 * r + j] = v_fma(a, y[j], sums[4 * r + j]);
+    }
+}
+
+/* Products of BLOCK_ROWS rows with 4 lines from first on: lane 4 r + j. */
+V_INLINE vf multiply_block(enum reader reader, struct lines lines, uint32_t first,
+                           const float *const *x)
+{
+    const uint8_t *line[4];
+    vf sums[VLEN];
+    V_UNROLL
+    for (uint32_t j = 0; j < 4; j++)
+        line[j] = lines.data + (first + j < lines.n ? first + j : lines.n - 1) * lines.stride;
+    V_UNROLL
+    for (int i = 0; i < VLEN; i++)
+        sums[i] = v_zero();
+    uint32_t i = 0;
+    for (; i + VLEN <= lines.len; i += VLEN)
+        multiply_step(reader, line, x, i, VLEN, sums);
+    if (i < lines.len)
+        multiply_step(reader, line, x, i, 8, sums);
+    return v_hadd_all(sums);
+}
+
+/* out[r * stride + j] = x[r] . line j. Rows up to a multiple of BLOCK_ROWS and lines up to a
+ * multiple of 4 are written too, with numbers without meaning. */
+V_INLINE void multiply_lines(enum reader reader, struct lines lines, const float *const *x,
+                             uint32_t n, float *out, size_t stride)
+{
+    if (n == 1) {
+        for (uint32_t j = 0; j < TILE_LINES; j += VLEN)
+            v_store(out + j, multiply_row(reader, lines, j, x[0]));
+        return;
+    }
+    for (uint32_t r = 0; r < n; r += BLOCK_ROWS) {
+        const float *rows[BLOCK_ROWS];
+        for (uint32_t i = 0; i < BLOCK_ROWS; i++)
+            rows[i] = x[r + i < n ? r + i : n - 1];
+        for (uint32_t j = 0; j < lines.n; j += 4)
+            v_store_quads(out + r * stride + j, stride, multiply_block(reader, lines, j, rows));
+    }
+}
+
+static inline void multiply(const struct lines *lines, const float *const *x, uint32_t n,
+                            float *out, size_t stride)
+{
+    switch (lines->reader) {
+    case READ_F32: multiply_lines(READ_F32, *lines, x, n, out, stride); break;
+    case READ_F16: multiply_lines(READ_F16, *lines, x, n, out, stride); break;
+    case READ_F16_FINITE: multiply_lines(READ_F16_FINITE, *lines, x, n, out, stride); break;
+    case READ_INT8: multiply_lines(READ_INT8, *lines, x, n, out, stride); break;
+    default: multiply_lines(READ_INT4, *lines, x, n, out, stride);
+    }
+}
+
+V_INLINE void unpack_lines(enum reader reader, struct lines lines, float *tile)
+{
+    for (uint32_t j = 0; j < lines.n; j++, tile += kvc_attend_stride(lines.len))
+        for (uint32_t i = 0; i < lines.len; i += VLEN)
+            v_store(tile + i, read_line(reader, lines.data + j * lines.stride, i,
+                                        lines.len - i < VLEN ? 8 : VLEN));
+}
+
+/* The lines as floats in tile, their pads 0 or finite. */
+static inline struct lines unpack(const struct lines *lines, float *tile)
+{
+    switch (lines->reader) {
+    case READ_F16: unpack_lines(READ_F16, *lines, tile); break;
+    case READ_F16_FINITE: unpack_lines(READ_F16_FINITE, *lines, tile); break;
+    case READ_INT8: unpack_lines(READ_INT8, *lines, tile); break;
+    case READ_INT8_UNSIGNED: unpack_lines(READ_INT8_UNSIGNED, *lines, tile); break;
+    case READ_INT4: unpack_lines(READ_INT4, *lines, tile); break;
+    default: unpack_lines(READ_INT4_UNSIGNED, *lines, tile);
+    }
+    return (struct lines){.reader = READ_F32,
+                          .data = (const uint8_t *)tile,
+                          .stride = kvc_attend_stride(lines->len) * sizeof(float),
+                          .n = lines->n,
+                          .len = (lines->len + VLEN - 1) / VLEN * VLEN};
+}
+
+/* The query rows that see something of a page, and what. */
+struct seen {
+    uint32_t n;
+    uint8_t row[KVC_TILE_ROWS];
+    uint64_t mask[KVC_TILE_ROWS], any;
+};
+
+static inline struct seen seen_rows(const struct kvc_attend_page *page, uint32_t n_rows)
+{
+    const uint64_t held = page->n_rows ? ~UINT64_C(0) >> (KVC_PAGE_ROWS - page->n_rows) : 0;
+    struct seen seen = {.n = 0};
+    for (uint32_t row = 0; row < n_rows; row++) {
+        const uint64_t mask = page->mask[row] & held;
+        if (!mask)
+            continue;
+        seen.row[seen.n] = (uint8_t)row;
+        seen.mask[seen.n++] = mask;
+        seen.any |= mask;
+    }
+    return seen;
+}
+
+/* What the products with the codes of each token are multiplied by. */
+static inline void token_factors(uint8_t format, uint8_t scale, const uint8_t *params, float factor,
+                                 float *dst)
+{
+    const vf by = v_set1(factor);
+    float head = 1.0f;
+    if (format != KVC_F16 && scale == KVC_SCALE_TOKEN) {
+        for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
+            v_store(dst + t,
+                    v_mul(by, v_load_half((const uint16_t *)(const void *)params + t, VLEN)));
+        return;
+    }
+    if (format != KVC_F16 && scale != KVC_SCALE_CHANNEL)
+        memcpy(&head, params, sizeof(head));
+    for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
+        v_store(dst + t, v_mul(by, v_set1(head)));
+}
+
+/* Room in tile->work: a tile of floats, then rows of 64 scores. */
+static inline float *score_rows(const struct kvc_attend_tile *tile)
+{
+    const size_t d_k = tile->pages[0].layout->d_k;
+    return tile->work + TILE_LINES * kvc_attend_stride(d_k > KVC_PAGE_ROWS ? d_k : KVC_PAGE_ROWS);
+}
+
+/* Codes of CHANNEL keys to numbers. */
+static inline void apply_channels(const struct kvc_page_layout *layout, const uint8_t *params,
+                                  uint32_t n, float *tile)
+{
+    const uint16_t *scales = (const uint16_t *)(const void *)params;
+    const uint16_t *minima = scales + layout->d8_k;
+    const size_t stride = kvc_attend_stride(layout->d8_k);
+    for (uint32_t c = 0; c < layout->d8_k; c += VLEN) {
+        const size_t left = layout->d8_k - c < VLEN ? 8 : VLEN;
+        const vf scale = v_load_half(scales + c, left), min = v_load_half(minima + c, left);
+        for (uint32_t j = 0; j < n; j++)
+            v_store(tile + j * stride + c, v_fma(v_load(tile + j * stride + c), scale, min));
+    }
+}
+
+/* Scores of the rows that see something, [seen->n][64]; those that are not seen mean nothing. */
+static inline void page_scores(const struct kvc_attend_tile *tile,
+                               const struct kvc_attend_page *page, const struct seen *seen,
+                               float *scores)
+{
+    const struct kvc_page_layout *layout = page->layout;
+    const uint8_t *params = page->data + layout->k_params;
+    const bool channels = layout->k_format != KVC_F16 && layout->k_scale == KVC_SCALE_CHANNEL;
+    const float *q[KVC_TILE_ROWS];
+    float factors[KVC_PAGE_ROWS];
+
+    for (uint32_t i = 0; i < seen->n; i++)
+        q[i] = tile->q + seen->row[i] * kvc_attend_stride(layout->d_k);
+    for (uint32_t t = 0; t < page->n_rows; t += TILE_LINES) {
+        struct lines lines = {.reader = page_reader(layout->k_format, layout->k_scale, READ_F16),
+                              .data = page->data + (size_t)t * layout->k_stride,
+                              .stride = layout->k_stride,
+                              .n = page->n_rows - t < TILE_LINES ? page->n_rows - t : TILE_LINES,
+                              .len = layout->d8_k};
+        if (!(seen->any >> t & 0xffff))
+            continue;
+        if (channels || seen->n > BLOCK_ROWS)
+            lines = unpack(&lines, tile->work);
+        if (channels)
+            apply_channels(layout, params, lines.n, tile->work);
+        multiply(&lines, q, seen->n, scores + t, KVC_PAGE_ROWS);
+    }
+    token_factors(layout->k_format, layout->k_scale, params, tile->scale, factors);
+    for (uint32_t i = 0; i < seen->n; i++, scores += KVC_PAGE_ROWS) {
+        for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
+            v_store(scores + t, v_mul(v_load(scores + t), v_load(factors + t)));
+        for (uint64_t left = tile->softcap > 0.0f ? seen->mask[i] : 0; left; left &= left - 1) {
+            const int t = __builtin_ctzll(left);
+            scores[t] = tile->softcap * tanhf(scores[t] / tile->softcap);
+        }
+    }
+}
+
+/* exp by 2^n exp(r), |r| <= ln 2 / 2, and the Taylor polynomial of degree 7 (error 5e-9). Below
+ * -87.3 zero, not a subnormal; NaN stays. */
+static inline vf v_exp(vf x)
+{
+    const vf low = v_set1(-87.3f);
+    const vf a = v_min(v_set1(88.3f), v_max(low, x));
+    const vi i = i_round(v_mul(a, v_set1(0x1.715476p+0f)));
+    const vf n = v_from_i(i);
+    const vf r = v_fma(n, v_set1(0x1.05c610p-29f), v_fma(n, v_set1(-0x1.62e430p-1f), a));
+    vf p = v_set1(1.0f / 5040);
+    p = v_fma(p, r, v_set1(1.0f / 720));
+    p = v_fma(p, r, v_set1(1.0f / 120));
+    p = v_fma(p, r, v_set1(1.0f / 24));
+    p = v_fma(p, r, v_set1(1.0f / 6));
+    p = v_fma(p, r, v_set1(0.5f));
+    p = v_fma(p, r, v_set1(1.0f));
+    p = v_fma(p, r, v_set1(1.0f));
+    return v_select(v_lt(x, low), v_zero(), v_exp2_scale(p, i));
+}
+
+/* The running maximum and sum of one row, taken over one page further. */
+struct row_state {
+    float m, shrink, page_l;
+};
+
+/* Turns scores into weights times factors; what is not seen gets 0 by selection. */
+static inline struct row_state page_weights(uint64_t mask, float m, const float *factors, float *s)
+{
+    struct row_state next;
+    vf max = v_set1(-INFINITY), sum = v_zero();
+    for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
+        max = v_max(v_select(m_bits(mask >> t), v_load(s + t), v_set1(-INFINITY)), max);
+    const float page_max = v_hmax(max);
+    next.m = page_max > m ? page_max : m;
+    next.shrink = m == -INFINITY ? 0.0f : expf(m - next.m);
+    for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN) {
+        const vm in = m_bits(mask >> t);
+        const vf weight = v_exp(v_sub(v_load(s + t), v_set1(next.m)));
+        sum = v_add(sum, v_select(in, weight, v_zero()));
+        v_store(s + t, v_select(in, v_mul(weight, v_load(factors + t)), v_zero()));
+    }
+    next.page_l = v_hadd(sum);
+    if (isnan(next.page_l)) /* a score is NaN or Inf: the row says so */
+        next.m = next.page_l;
+    return next;
+}
+
+/* Row-major halves: o += the weights times the tokens that the row sees, and no others. */
+static inline void add_tokens(const struct kvc_attend_page *page, uint64_t mask,
+                              const float *weights, float *o)
+{
+    const struct kvc_page_layout *layout = page->layout;
+    const uint8_t *v = page->data + layout->v_codes;
+    enum { N = 4 }; /* vectors of channels at a time */
+    for (uint32_t c = 0; c < layout->d8_v; c += N * VLEN) {
+        vf sums[N];
+        const uint32_t left = layout->d8_v - c;
+        const uint32_t n = left < N * VLEN ? (left + VLEN - 1) / VLEN : N;
+        for (uint32_t i = 0; i < n; i++)
+            sums[i] = v_load(o + c + i * VLEN);
+        for (uint64_t tokens = mask; tokens; tokens &= tokens - 1) {
+            const size_t t = (size_t)__builtin_ctzll(tokens);
+            const uint16_t *row = (const uint16_t *)(const void *)(v + t * layout->v_stride) + c;
+            for (uint32_t i = 0; i < n; i++)
+                sums[i] =
+                    v_fma(v_set1(weights[t]),
+                          v_load_half(row + i * VLEN, left - i * VLEN < VLEN ? 8 : VLEN), sums[i]);
+        }
+        for (uint32_t i = 0; i < n; i++)
+            v_store(o + c + i * VLEN, sums[i]);
+    }
+}
+
+/* Channels of V with a scale and a minimum each: the line's numbers instead of its codes. */
+static inline void apply_lines(const struct kvc_page_layout *layout, const uint8_t *params,
+                               uint32_t c, uint32_t n, float *tile)
+{
+    for (uint32_t j = 0; j < n; j++, tile += KVC_PAGE_ROWS) {
+        const vf scale = v_set1(kvc_param_half(params, c + j));
+        const vf min = v_set1(kvc_param_half(params, layout->d8_v + c + j));
+        for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
+            v_store(tile + t, v_fma(v_load(tile + t), scale, min));
+    }
+}
+
+/* Transposed V: o[i] += weights[i] times the lines of all channels. */
+static inline void add_lines(const struct kvc_attend_tile *tile, const struct kvc_attend_page *page,
+                             const struct seen *seen, const float *weights, float *const *o)
+{
+    const struct kvc_page_layout *layout = page->layout;
+    const bool channels = layout->v_format != KVC_F16 && layout->v_scale == KVC_SCALE_CHANNEL;
+    const float *w[KVC_TILE_ROWS];
+    for (uint32_t i = 0; i < seen->n; i++)
+        w[i] = weights + i * KVC_PAGE_ROWS;
+    for (uint32_t c = 0; c < layout->d8_v; c += TILE_LINES) {
+        struct lines lines = {.reader =
+                                  page_reader(layout->v_format, layout->v_scale, READ_F16_FINITE),
+                              .data = page->data + layout->v_codes + (size_t)c * layout->v_stride,
+                              .stride = layout->v_stride,
+                              .n = layout->d8_v - c < TILE_LINES ? layout->d8_v - c : TILE_LINES,
+                              .len = KVC_PAGE_ROWS};
+        float sums[KVC_TILE_ROWS * TILE_LINES] = {0};
+        if (channels || seen->n > BLOCK_ROWS)
+            lines = unpack(&lines, tile->work);
+        if (channels)
+            apply_lines(layout, page->data + layout->v_params, c, lines.n, tile->work);
+        multiply(&lines, w, seen->n, sums, TILE_LINES);
+        for (uint32_t i = 0; i < seen->n; i++)
+            for (uint32_t j = 0; j < TILE_LINES; j += VLEN)
+                v_store(o[i] + c + j,
+                        v_add(v_load(o[i] + c + j), v_load(sums + i * TILE_LINES + j)));
+    }
+}
+
+static inline void scale_row(float *o, size_t n, float by)
+{
+    for (size_t c = 0; c < n; c += VLEN)
+        v_store(o + c, v_mul(v_load(o + c), v_set1(by)));
+}
+
+static inline void attend_page(const struct kvc_attend_tile *tile, uint32_t p)
+{
+    const struct kvc_attend_page *page = &tile->pages[p];
+    const struct kvc_page_layout *layout = page->layout;
+    const struct seen seen = seen_rows(page, tile->n_rows);
+    const size_t stride = kvc_attend_stride(layout->d_v);
+    float *scores = score_rows(tile);
+    float *o[KVC_TILE_ROWS];
+    float factors[KVC_PAGE_ROWS];
+
+    if (!seen.any)
+        return;
+    page_scores(tile, page, &seen, scores);
+    token_factors(layout->v_format, layout->v_scale, page->data + layout->v_params, 1.0f, factors);
+    for (uint32_t i = 0; i < seen.n; i++) {
+        const uint32_t row = seen.row[i];
+        const struct row_state next =
+            page_weights(seen.mask[i], tile->m[row], factors, scores + i * KVC_PAGE_ROWS);
+        o[i] = tile->o + row * stride;
+        if (next.shrink != 1.0f)
+            scale_row(o[i], stride, next.shrink);
+        tile->m[row] = next.m;
+        tile->l[row] = tile->l[row] * next.shrink + next.page_l;
+        if (tile->page_m) {
+            tile->page_m[p * tile->n_rows + row] = next.m;
+            tile->page_l[p * tile->n_rows + row] = next.page_l;
+        }
+    }
+    if (!layout->v_row_major) {
+        add_lines(tile, page, &seen, scores, o);
+        return;
+    }
+    for (uint32_t i = 0; i < seen.n; i++)
+        add_tokens(page, seen.mask[i], scores + i * KVC_PAGE_ROWS, o[i]);
+}
+
+kvc_status KVC_FN(kvc_attend_pages)(const struct kvc_queue *queue,
+                                    const struct kvc_attend_tile *tile)
+{
+    const size_t stride = kvc_attend_stride(tile->pages[0].layout->d_v);
+
+    (void)queue;
+    for (uint32_t row = 0; row < tile->n_rows; row++) {
+        tile->m[row] = -INFINITY;
+        tile->l[row] = 0.0f;
+    }
+    memset(tile->o, 0, tile->n_rows * stride * sizeof(float));
+    for (uint32_t i = 0; tile->page_m && i < tile->n_pages * tile->n_rows; i++) {
+        tile->page_m[i] = -INFINITY;
+        tile->page_l[i] = 0.0f;
+    }
+    for (uint32_t p = 0; p < tile->n_pages; p++)
+        attend_page(tile, p);
+    return KVC_OK;
+}
+
+kvc_status KVC_FN(kvc_mass_pages)(const struct kvc_queue *queue, const struct kvc_attend_tile *tile,
+                                  const float *lse, float *mass)
+{
+    float *scores = score_rows(tile);
+
+    (void)queue;
+    for (uint32_t p = 0; p < tile->n_pages; p++, mass += KVC_PAGE_ROWS) {
+        const struct seen seen = seen_rows(&tile->pages[p], tile->n_rows);
+        if (!seen.any)
+            continue;
+        page_scores(tile, &tile->pages[p], &seen, scores);
+        for (uint32_t i = 0; i < seen.n; i++)
+            for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN) {
+                const vf s = v_load(scores + i * KVC_PAGE_ROWS + t);
+                const vf weight = v_exp(v_sub(s, v_set1(lse[seen.row[i]])));
+                const vf seen_weight = v_select(m_bits(seen.mask[i] >> t), weight, v_zero());
+                v_store(mass + t, v_add(v_load(mass + t), seen_weight));
+            }
+    }
+    return KVC_OK;
+}
+
+kvc_status KVC_FN(kvc_merge_parts)(const struct kvc_queue *queue, struct kvc_attend_part *into,
+                                   const struct kvc_attend_part *part, size_t n_rows, size_t d_v)
+{
+    const size_t stride = kvc_attend_stride(d_v);
+
+    (void)queue;
+    for (size_t r = 0; r < n_rows; r++) {
+        float *o = into->o + r * stride;
+        if (part->m[r] == -INFINITY)
+            continue;
+        const float m = isnan(part->m[r]) || part->m[r] > into->m[r] ? part->m[r] : into->m[r];
+        const float a = into->m[r] == -INFINITY ? 0.0f : expf(into->m[r] - m);
+        const float b = expf(part->m[r] - m);
+        for (size_t c = 0; c < stride; c += VLEN)
+            v_store(o + c, v_add(v_mul(v_load(o + c), v_set1(a)),
+                                 v_mul(v_load(part->o + r * stride + c), v_set1(b))));
+        into->l[r] = into->l[r] * a + part->l[r] * b;
+        into->m[r] = m;
+    }
+    return KVC_OK;
+}
+
+static inline void store_elements(void *dst, kvc_dtype dtype, size_t i, vf x, size_t n)
+{
+    switch (dtype) {
+    case KVC_DTYPE_F16: v_store_half((uint16_t *)dst + i, x, n); break;
+    case KVC_DTYPE_BF16: v_store_bf16((uint16_t *)dst + i, x, n); break;
+    default: v_store_n((float *)dst + i, x, n);
+    }
+}
+
+kvc_status KVC_FN(kvc_finish_rows)(const struct kvc_queue *queue,
+                                   const struct kvc_attend_part *part, size_t n_rows, size_t d_v,
+                                   void *dst, kvc_dtype dtype, size_t dst_stride, float *lse)
+{
+    (void)queue;
+    for (size_t r = 0; r < n_rows; r++) {
+        const float *o = part->o + r * kvc_attend_stride(d_v);
+        const vf inverse = v_set1(part->l[r] == 0.0f ? 0.0f : 1.0f / part->l[r]);
+        for (size_t c = 0; c < d_v; c += VLEN)
+            store_elements(dst, dtype, r * dst_stride + c, v_mul(v_load(o + c), inverse),
+                           lanes_left(c, d_v));
+        lse[r] = part->l[r] == 0.0f ? -INFINITY : part->m[r] + logf(part->l[r]);
+    }
+    return KVC_OK;
+}

@@ -1,0 +1,9 @@
+/* avx2.c - compiled with -mavx2 -mfma -mf16c; holds kernels only, never start-up code. */
+#include "vec_avx2.h"
+
+/* The templates; each uses the words above. */
+#include "quant_tmpl.h"
+
+#include "page_tmpl.h"
+
+#include "attend_tmpl.h"

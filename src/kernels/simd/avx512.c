@@ -1,0 +1,10 @@
+/* avx512.c - compiled with -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c; holds kernels
+ * only, never start-up code. */
+#include "vec_avx512.h"
+
+/* The templates; each uses the words above. */
+#include "quant_tmpl.h"
+
+#include "page_tmpl.h"
+
+#include "attend_tmpl.h"

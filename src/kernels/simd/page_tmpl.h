@@ -1,0 +1,204 @@
+/*
+ * page_tmpl.h - template of the SIMD kernels that seal pages.
+ * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h, and those of quant_tmpl.h.
+ */
+#include "../page.h"
+
+/* One side (K or V) of a page while it is sealed: its rows, and where its codes go. */
+struct side {
+    const uint16_t *src; /* [64][d8] halves */
+    uint32_t d, d8, n_rows;
+    uint8_t format, scale;
+    uint32_t stride; /* bytes between lines of codes */
+    int bias;
+    uint8_t *codes, *params;
+};
+
+/* The coders of a side: by channel or by token. */
+struct side_coders {
+    bool by_channel;
+    float offset[KVC_MAX_HEAD_DIM], factor[KVC_MAX_HEAD_DIM];
+    vf lo, hi;
+};
+
+static inline vf load_side(const struct side *side, uint32_t t, uint32_t c, size_t n)
+{
+    return v_load_half(side->src + (size_t)t * side->d8 + c, n);
+}
+
+/* All values of a page are finite. */
+static inline void token_coders(const struct side *side, int bits, struct side_coders *coders)
+{
+    for (uint32_t t = 0; t < side->n_rows; t++) {
+        struct span span = no_span();
+        for (uint32_t c = 0; c < side->d; c += VLEN) {
+            const size_t n = lanes_left(c, side->d);
+            span_extend(&span, load_side(side, t, c, n), m_first(n));
+        }
+        uint16_t scale;
+        const struct kvc_coder coder =
+            kvc_token_coder(v_hmin(span.min), v_hmax(span.max), bits, &scale);
+        memcpy(side->params + 2 * (size_t)t, &scale, sizeof(scale));
+        coders->factor[t] = coder.factor;
+    }
+    coders->lo = v_set1(bits == 8 ? -127.0f : -8.0f);
+    coders->hi = v_set1((float)kvc_code_max(bits));
+}
+
+static inline void side_channel_coders(const struct side *side, int bits,
+                                       struct side_coders *coders)
+{
+    for (uint32_t c = 0; c < side->d; c += VLEN) {
+        const size_t n = lanes_left(c, side->d);
+        struct span span = no_span();
+        for (uint32_t t = 0; t < side->n_rows; t++)
+            span_extend(&span, load_side(side, t, c, n), m_first(n));
+        uint16_t scales[VLEN], minima[VLEN];
+        uint64_t clipped;
+        const struct lane_coder lanes = channel_coders(&span, n, bits, scales, minima, &clipped);
+        memcpy(side->params + 2 * (size_t)c, scales, 2 * n);
+        memcpy(side->params + 2 * ((size_t)side->d8 + c), minima, 2 * n);
+        v_store(coders->offset + c, lanes.offset);
+        v_store(coders->factor + c, lanes.factor);
+        coders->lo = lanes.lo;
+        coders->hi = lanes.hi;
+    }
+}
+
+static inline void head_coders(const struct side *side, int bits, float absmax,
+                               struct side_coders *coders)
+{
+    const float scale = kvc_fixed_scale(absmax, bits), factor = kvc_fixed_factor(absmax, bits);
+    memcpy(side->params, &scale, sizeof(scale));
+    for (uint32_t t = 0; t < side->n_rows; t++)
+        coders->factor[t] = factor;
+    coders->lo = v_set1((float)-kvc_code_max(bits));
+    coders->hi = v_set1((float)kvc_code_max(bits));
+}
+
+static inline void make_coders(const struct side *side, float absmax, struct side_coders *coders)
+{
+    const int bits = side->format == KVC_INT8 ? 8 : 4;
+    coders->by_channel = side->scale == KVC_SCALE_CHANNEL;
+    if (side->scale == KVC_SCALE_CHANNEL)
+        side_channel_coders(side, bits, coders);
+    else if (side->scale == KVC_SCALE_TOKEN)
+        token_coders(side, bits, coders);
+    else
+        head_coders(side, bits, absmax, coders);
+}
+
+/* VLEN stored codes of token t from channel c on; pads get the code of 0. */
+static inline vb encode_side(const struct side *side, const struct side_coders *coders, uint32_t t,
+                             uint32_t c)
+{
+    const size_t n = lanes_left(c, side->d);
+    const struct lane_coder lanes = {
+        .offset = coders->by_channel ? v_load(coders->offset + c) : v_zero(),
+        .factor = coders->by_channel ? v_load(coders->factor + c) : v_set1(coders->factor[t]),
+        .lo = coders->lo,
+        .hi = coders->hi};
+    const vi codes = i_keep(m_first(n), encode(&lanes, load_side(side, t, c, n)));
+    return i_bytes(i_add(codes, i_set1(side->bias)));
+}
+
+/* n stored codes (a multiple of 8) from element e of a line on. */
+static inline void store_line(const struct side *side, uint32_t line, uint32_t e, vb codes,
+                              size_t n)
+{
+    uint8_t *at = side->codes + (size_t)line * side->stride;
+    if (side->format == KVC_INT8)
+        b_store(at + e, codes, n);
+    else
+        b_store(at + e / 2, b_pack_page_nibbles(codes), n / 2);
+}
+
+static inline void seal_rows(const struct side *side, const struct side_coders *coders)
+{
+    for (uint32_t t = 0; t < side->n_rows; t++)
+        for (uint32_t c = 0; c < side->d8; c += VLEN)
+            store_line(side, t, c, encode_side(side, coders, t, c), lanes_left(c, side->d8));
+}
+
+/* Tiles of 16 tokens and 16 channels are coded by token and turned. */
+static inline void seal_columns(const struct side *side, const struct side_coders *coders)
+{
+    uint8_t tile[16][16];
+    for (uint32_t c0 = 0; c0 < side->d8; c0 += 16)
+        for (uint32_t t0 = 0; t0 < side->n_rows; t0 += 16) {
+            memset(tile, side->bias, sizeof(tile));
+            for (uint32_t t = t0; t < side->n_rows && t < t0 + 16; t++)
+                for (uint32_t c = c0; c < side->d8 && c < c0 + 16; c += VLEN)
+                    b_store(&tile[t - t0][c - c0], encode_side(side, coders, t, c), VLEN);
+            b_transpose16(tile);
+            for (uint32_t c = c0; c < side->d8 && c < c0 + 16; c++)
+                store_line(side, c, t0, b_load(tile[c - c0], 16), 16);
+        }
+}
+
+static inline void copy_rows(const struct side *side)
+{
+    for (uint32_t t = 0; t < side->n_rows; t++)
+        memcpy(side->codes + (size_t)t * side->stride, side->src + (size_t)t * side->d8,
+               side->d * sizeof(*side->src));
+}
+
+static inline void copy_columns(const struct side *side)
+{
+    for (uint32_t c0 = 0; c0 < side->d; c0 += 8)
+        for (uint32_t t0 = 0; t0 < side->n_rows; t0 += 8) {
+            const size_t n = side->d - c0 < 8 ? side->d - c0 : 8;
+            uint16_t tile[8][8] = {{0}};
+            for (uint32_t t = t0; t < side->n_rows && t < t0 + 8; t++)
+                memcpy(tile[t - t0], side->src + (size_t)t * side->d8 + c0, 2 * n);
+            b_transpose8_u16(tile);
+            for (uint32_t c = c0; c < c0 + 8; c++)
+                memcpy(side->codes + (size_t)c * side->stride + 2 * (size_t)t0, tile[c - c0], 16);
+        }
+}
+
+kvc_status KVC_FN(kvc_seal_page)(const struct kvc_queue *queue, const struct kvc_seal_job *job)
+{
+    const struct kvc_page_layout *from = job->from, *to = job->to;
+    const struct side k = {
+        .src = (const uint16_t *)(const void *)job->src,
+        .d = to->d_k,
+        .d8 = to->d8_k,
+        .n_rows = job->n_rows,
+        .format = to->k_format,
+        .scale = to->k_scale,
+        .stride = to->k_stride,
+        .bias = kvc_page_bias(to->k_format, to->k_scale, KVC_BIAS8_K),
+        .codes = job->dst,
+        .params = job->dst + to->k_params,
+    };
+    const struct side v = {
+        .src = (const uint16_t *)(const void *)(job->src + from->v_codes),
+        .d = to->d_v,
+        .d8 = to->d8_v,
+        .n_rows = job->n_rows,
+        .format = to->v_format,
+        .scale = to->v_scale,
+        .stride = to->v_stride,
+        .bias = kvc_page_bias(to->v_format, to->v_scale, KVC_BIAS8_V),
+        .codes = job->dst + to->v_codes,
+        .params = job->dst + to->v_params,
+    };
+    struct side_coders coders;
+
+    (void)queue;
+    kvc_page_clear(to, job->dst);
+    if (k.format == KVC_F16) {
+        copy_rows(&k);
+    } else {
+        make_coders(&k, job->absmax_k, &coders);
+        seal_rows(&k, &coders);
+    }
+    if (v.format == KVC_F16) {
+        copy_columns(&v);
+    } else {
+        make_coders(&v, job->absmax_v, &coders);
+        seal_columns(&v, &coders);
+    }
+    return KVC_OK;
+}

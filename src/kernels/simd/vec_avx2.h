@@ -1,0 +1,178 @@
+/*
+ * vec_avx2.h - the vector words of the templates for AVX2, FMA and F16C.
+ *
+ * vf: VLEN floats, vi: VLEN int32, vm: a mask of VLEN lanes, vb: up to 16 bytes (vec_x86.h). Words
+ * with a count n <= VLEN touch n elements; lanes that are not loaded are 0. v_min and v_max give
+ * their second operand where either is NaN.
+ */
+#include "vec_x86.h"
+
+#define KVC_FN(name) name##_avx2
+#define VLEN         8
+
+typedef __m256 vf;
+typedef __m256i vi;
+typedef __m256 vm;
+
+#define v_zero()         _mm256_setzero_ps()
+#define v_set1(a)        _mm256_set1_ps(a)
+#define v_load(p)        _mm256_loadu_ps(p)
+#define v_store(p, a)    _mm256_storeu_ps((p), (a))
+#define v_add(a, b)      _mm256_add_ps((a), (b))
+#define v_sub(a, b)      _mm256_sub_ps((a), (b))
+#define v_mul(a, b)      _mm256_mul_ps((a), (b))
+#define v_div(a, b)      _mm256_div_ps((a), (b))
+#define v_fma(a, b, c)   _mm256_fmadd_ps((a), (b), (c)) /* a * b + c */
+#define v_min(a, b)      _mm256_min_ps((a), (b))
+#define v_max(a, b)      _mm256_max_ps((a), (b))
+#define v_abs(a)         _mm256_andnot_ps(_mm256_set1_ps(-0.0f), (a))
+#define v_number(a)      _mm256_and_ps((a), _mm256_cmp_ps((a), (a), _CMP_ORD_Q))      /* NaN: 0 */
+#define v_copysign(a, s) _mm256_or_ps((a), _mm256_and_ps((s), _mm256_set1_ps(-0.0f))) /* a >= 0 */
+
+#define v_lt(a, b)        _mm256_cmp_ps((a), (b), _CMP_LT_OQ)
+#define v_select(m, a, b) _mm256_blendv_ps((b), (a), (m)) /* m ? a : b */
+#define m_and(a, b)       _mm256_and_ps((a), (b))
+#define m_or(a, b)        _mm256_or_ps((a), (b))
+#define m_count(m)        ((uint32_t)__builtin_popcount((unsigned)_mm256_movemask_ps(m)))
+
+#define i_set1(a)       _mm256_set1_epi32(a)
+#define i_add(a, b)     _mm256_add_epi32((a), (b))
+#define i_keep(m, a)    _mm256_and_si256(_mm256_castps_si256(m), (a)) /* others 0 */
+#define i_from_bytes(b) _mm256_cvtepi8_epi32(b)
+#define i_round(a)      _mm256_cvtps_epi32(a) /* to nearest even */
+#define v_from_i(a)     _mm256_cvtepi32_ps(a)
+
+/* The low bytes of the lanes. */
+V_INLINE vb i_bytes(vi a)
+{
+    const __m256i low = _mm256_set1_epi32(0x0c080400);
+    const __m256i b = _mm256_shuffle_epi8(a, low);
+    return _mm_unpacklo_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+}
+
+/* Lane i is bit i. */
+V_INLINE vm m_bits(uint64_t bits)
+{
+    const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i a = _mm256_and_si256(_mm256_set1_epi32((int)(bits & 0xff)), lane);
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(a, lane));
+}
+
+V_INLINE vm m_first(size_t n)
+{
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_castsi256_ps(
+        _mm256_cmpgt_epi32(_mm256_set1_epi32(n < VLEN ? (int)n : VLEN), lane));
+}
+
+V_INLINE vf v_load_n(const float *p, size_t n)
+{
+    return n >= VLEN ? v_load(p) : _mm256_maskload_ps(p, _mm256_castps_si256(m_first(n)));
+}
+
+V_INLINE void v_store_n(float *p, vf a, size_t n)
+{
+    if (n >= VLEN)
+        v_store(p, a);
+    else
+        _mm256_maskstore_ps(p, _mm256_castps_si256(m_first(n)), a);
+}
+
+V_INLINE vf v_load_half(const uint16_t *p, size_t n)
+{
+    return _mm256_cvtph_ps(b_load(p, 2 * n));
+}
+
+V_INLINE void v_store_half(uint16_t *p, vf a, size_t n)
+{
+    b_store(p, _mm256_cvtps_ph(a, V_NEAREST), 2 * n);
+}
+
+V_INLINE vf v_load_bf16(const uint16_t *p, size_t n)
+{
+    const __m256i u = _mm256_cvtepu16_epi32(b_load(p, 2 * n));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(u, 16));
+}
+
+V_INLINE void v_store_bf16(uint16_t *p, vf a, size_t n)
+{
+    const __m256i u = _mm256_castps_si256(a), high = _mm256_srli_epi32(u, 16);
+    const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(_mm256_set1_epi32(0x7fff), odd);
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(u, up), 16);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    const __m256i x = _mm256_blendv_epi8(rounded, quiet, nan);
+    b_store(p, _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)), 2 * n);
+}
+
+/* Codes of a page less their bias (0, or the one of the format); n is 8 or VLEN. */
+V_INLINE vf v_load_page_i8(const uint8_t *p, size_t n, int bias)
+{
+    const __m256i u = _mm256_cvtepu8_epi32(b_load(p, n));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(u, _mm256_set1_epi32(bias)));
+}
+
+V_INLINE vf v_load_page_i4(const uint8_t *p, size_t n, int bias)
+{
+    const __m256i shift = _mm256_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28);
+    int32_t word;
+    memcpy(&word, p, n / 2);
+    const __m256i nibbles = _mm256_srlv_epi32(_mm256_set1_epi32(word), shift);
+    const __m256i u = _mm256_and_si256(nibbles, _mm256_set1_epi32(15));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(u, _mm256_set1_epi32(bias)));
+}
+
+/* a * 2^n, n from -126 to 127. */
+V_INLINE vf v_exp2_scale(vf a, vi n)
+{
+    const __m256i exponent = _mm256_add_epi32(n, _mm256_set1_epi32(127));
+    return v_mul(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+
+V_INLINE float v_hmin(vf a)
+{
+    __m128 m = _mm_min_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_min_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_min_ss(m, _mm_movehdup_ps(m)));
+}
+
+V_INLINE float v_hmax(vf a)
+{
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
+V_INLINE float v_hadd(vf a)
+{
+    __m128 m = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_add_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_add_ss(m, _mm_movehdup_ps(m)));
+}
+
+V_INLINE vf v_fold_halves(vf a, vf b)
+{
+    return v_add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+/* Lane i is the sum of the lanes of a[i], in the same order for every i. */
+V_INLINE vf v_hadd_all(const vf *a)
+{
+    vf quads[4];
+    V_UNROLL
+    for (int k = 0; k < 4; k++)
+        quads[k] = v_fold_halves(a[k], a[4 + k]);
+    const vf x =
+        v_add(_mm256_unpacklo_ps(quads[0], quads[1]), _mm256_unpackhi_ps(quads[0], quads[1]));
+    const vf y =
+        v_add(_mm256_unpacklo_ps(quads[2], quads[3]), _mm256_unpackhi_ps(quads[2], quads[3]));
+    return v_add(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee));
+}
+
+/* Lanes 4 i ... 4 i + 3 to p + i * stride. */
+V_INLINE void v_store_quads(float *p, size_t stride, vf a)
+{
+    _mm_storeu_ps(p, _mm256_castps256_ps128(a));
+    _mm_storeu_ps(p + stride, _mm256_extractf128_ps(a, 1));
+}

@@ -1,0 +1,103 @@
+/* vec_x86.h - words that the x86 instruction sets share: up to 16 bytes in an SSE register. */
+#ifndef KVC_VEC_X86_H
+#define KVC_VEC_X86_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "../layout.h"
+
+/* Kernels that take a constant argument apart must be inlined into the call that gives it. */
+#define V_INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define V_UNROLL _Pragma("unroll")
+#else
+#define V_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+#define V_NEAREST     (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define v_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
+
+typedef __m128i vb;
+
+/* n <= 16 bytes, the others 0. */
+V_INLINE vb b_load(const void *p, size_t n)
+{
+    uint8_t bytes[16] = {0};
+    switch (n) {
+    case 16: return _mm_loadu_si128((const __m128i *)p);
+    case 8: return _mm_loadl_epi64((const __m128i *)p);
+    default: memcpy(bytes, p, n); return _mm_loadu_si128((const __m128i *)(const void *)bytes);
+    }
+}
+
+V_INLINE void b_store(void *p, vb x, size_t n)
+{
+    uint8_t bytes[16];
+    switch (n) {
+    case 16: _mm_storeu_si128((__m128i *)p, x); break;
+    case 8: _mm_storel_epi64((__m128i *)p, x); break;
+    case 4: memcpy(p, &(int32_t){_mm_cvtsi128_si32(x)}, 4); break;
+    default: _mm_storeu_si128((__m128i *)(void *)bytes, x); memcpy(p, bytes, n);
+    }
+}
+
+/* The low nibbles of 16 bytes in 8, the even one first. */
+static inline vb b_pack_nibbles(vb x)
+{
+    const __m128i low = _mm_and_si128(x, _mm_set1_epi8(15));
+    const __m128i pairs = _mm_maddubs_epi16(low, _mm_set1_epi16(0x1001));
+    return _mm_packus_epi16(pairs, pairs);
+}
+
+/* The reverse, as two's complement: the sign bit is flipped, then its weight taken off. */
+static inline vb b_unpack_nibbles(vb x)
+{
+    const __m128i pairs = _mm_cvtepu8_epi16(x), eight = _mm_set1_epi8(8);
+    const __m128i u =
+        _mm_and_si128(_mm_or_si128(pairs, _mm_slli_epi16(pairs, 4)), _mm_set1_epi8(15));
+    return _mm_sub_epi8(_mm_xor_si128(u, eight), eight);
+}
+
+/* Two words of a page's INT4 codes (kvc_nibble_element). */
+static inline vb b_pack_page_nibbles(vb x)
+{
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    return b_pack_nibbles(_mm_shuffle_epi8(x, order));
+}
+
+/* Interleaving the two halves of 2^k rows k times transposes them. */
+static inline void b_transpose16(uint8_t tile[16][16])
+{
+    __m128i x[16], y[16];
+    for (int i = 0; i < 16; i++)
+        x[i] = _mm_loadu_si128((const __m128i *)(const void *)tile[i]);
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < 8; i++) {
+            y[2 * i] = _mm_unpacklo_epi8(x[i], x[i + 8]);
+            y[2 * i + 1] = _mm_unpackhi_epi8(x[i], x[i + 8]);
+        }
+        memcpy(x, y, sizeof(x));
+    }
+    for (int i = 0; i < 16; i++)
+        _mm_storeu_si128((__m128i *)(void *)tile[i], x[i]);
+}
+
+static inline void b_transpose8_u16(uint16_t tile[8][8])
+{
+    __m128i x[8], y[8];
+    for (int i = 0; i < 8; i++)
+        x[i] = _mm_loadu_si128((const __m128i *)(const void *)tile[i]);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 4; i++) {
+            y[2 * i] = _mm_unpacklo_epi16(x[i], x[i + 4]);
+            y[2 * i + 1] = _mm_unpackhi_epi16(x[i], x[i + 4]);
+        }
+        memcpy(x, y, sizeof(x));
+    }
+    for (int i = 0; i < 8; i++)
+        _mm_storeu_si128((__m128i *)(void *)tile[i], x[i]);
+}
+
+#endif
