@@ -7,9 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KVC_VERSION_MAJOR 0
-#define KVC_VERSION_MINOR 1
-#define KVC_VERSION_PATCH 0
+#define KVC_VERSION_MAJOR 0 /**< changes when programs must change */
+#define KVC_VERSION_MINOR 1 /**< changes when something was added */
+#define KVC_VERSION_PATCH 0 /**< changes when something was mended */
 
 #if defined(__GNUC__)
 #define KVC_API __attribute__((visibility("default")))
@@ -84,12 +84,12 @@ typedef enum kvc_scale {
  * two elements overlap in an output. Fill it with kvc_view_packed() or by hand.
  */
 typedef struct kvc_view {
-    size_t struct_size; /**< sizeof(kvc_view) */
-    void *data;         /**< aligned to its element type; read only where the view is an input */
-    kvc_dtype dtype;
-    size_t n_tokens;
-    size_t n_heads;
-    size_t head_dim;
+    size_t struct_size;  /**< sizeof(kvc_view) */
+    void *data;          /**< aligned to its element type; read only where the view is an input */
+    kvc_dtype dtype;     /**< of the elements */
+    size_t n_tokens;     /**< rows; 0 is allowed */
+    size_t n_heads;      /**< heads of a token, >= 1 */
+    size_t head_dim;     /**< elements of a head, >= 1 */
     size_t token_stride; /**< elements from one token to the next */
     size_t head_stride;  /**< elements from one head to the next; >= head_dim */
 } kvc_view;

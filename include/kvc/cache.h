@@ -93,9 +93,12 @@ typedef enum kvc_token_kind {
 
 /** Immutable facts of one token. Arrays of it cross the API: its 32 bytes never change. */
 typedef struct kvc_token {
-    int32_t t, y, x;     /**< rotary position, >= 0; text: all three equal. At most 2^31 - 2 */
+    int32_t t;           /**< rotary position, 0 ... 2^31 - 2: time; text has t = y = x */
+    int32_t y;           /**< rotary position: row */
+    int32_t x;           /**< rotary position: column */
     int32_t image;       /**< number of the image, or -1 */
-    int32_t row, col;    /**< cell in the grid of the image, or -1 */
+    int32_t row;         /**< row of the cell in the grid of the image, or -1 */
+    int32_t col;         /**< its column, or -1 */
     uint8_t kind;        /**< a kvc_token_kind */
     uint8_t flags;       /**< the caller's; stored */
     uint8_t reserved[6]; /**< 0 */
@@ -114,9 +117,9 @@ typedef struct kvc_attend_options {
 /** One sequence of a batch. */
 typedef struct kvc_attend_item {
     size_t
-        struct_size; /**< sizeof(kvc_attend_item) of the caller's header; the same in all items */
-    kvc_seq seq;
-    const kvc_view *q;   /**< as kvc_attend() */
+        struct_size;   /**< sizeof(kvc_attend_item) of the caller's header; the same in all items */
+    kvc_seq seq;       /**< as kvc_attend() */
+    const kvc_view *q; /**< as kvc_attend() */
     const kvc_view *out; /**< as kvc_attend() */
     float *lse;          /**< as kvc_attend() */
 } kvc_attend_item;
@@ -127,14 +130,14 @@ typedef struct kvc_report {
     int64_t n_pages_sealed;    /**< pages of single heads */
     int64_t n_pages_compacted; /**< pages freed by moving rows together */
     size_t bytes_before;       /**< bytes in use, as kvc_stats::used_bytes */
-    size_t bytes_after;
+    size_t bytes_after;        /**< the same, afterwards */
 } kvc_report;
 
 /** Where the budget went: used_bytes + fixed_bytes = budget_bytes, and each is the sum of its
  * lines. */
 typedef struct kvc_stats {
-    size_t struct_size; /**< sizeof(kvc_stats), set by the caller */
-    size_t budget_bytes;
+    size_t struct_size;       /**< sizeof(kvc_stats), set by the caller */
+    size_t budget_bytes;      /**< as in the parameters */
     size_t used_bytes;        /**< grows with the tokens: the five lines below */
     size_t f16_page_bytes;    /**< unsealed pages, whole, open ones included */
     size_t sealed_page_bytes; /**< sealed pages, whole */
@@ -149,10 +152,10 @@ typedef struct kvc_stats {
                                included */
     size_t free_table_bytes; /**< unused strips, entries and token tables */
     size_t overhead_bytes;   /**< structures and alignment */
-    int64_t n_sequences;
-    int64_t n_tokens;    /**< announced, over all sequences */
-    int64_t n_pages_f16; /**< pages of one layer and head; a shared page counts once */
-    int64_t n_pages_sealed;
+    int64_t n_sequences;     /**< alive */
+    int64_t n_tokens;        /**< announced, over all sequences */
+    int64_t n_pages_f16;     /**< pages of one layer and head; a shared page counts once */
+    int64_t n_pages_sealed;  /**< the same of sealed pages */
     uint64_t n_sealed_total; /**< pages quantized since create */
     uint64_t n_nonfinite;    /**< NaN and Inf that kvc_append() replaced */
     uint64_t n_saturated;    /**< finite values beyond +-65504 that became +-65504 */

@@ -38,8 +38,12 @@ static float absmax(const kvc_ctx *ctx, const void *halves, size_t stride, size_
     return range.max > -range.min ? range.max : -range.min;
 }
 
+/* A page without rows will be freed, not sealed: it has no part in any scale. */
 static void measure(const kvc_cache *cache, struct kvc_entry *e)
 {
+    e->absmax_k = e->absmax_v = 0.0f;
+    if (!e->live)
+        return;
     const struct kvc_page_layout *open = &cache->layouts[KVC_LAYOUT_OPEN];
     const uint8_t *page = kvc_page_data(cache, e->page);
     e->absmax_k = absmax(cache->ctx, page, open->d8_k, e->n_rows, open->d_k);

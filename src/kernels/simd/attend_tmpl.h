@@ -1,6 +1,6 @@
 /*
  * attend_tmpl.h - template of the SIMD kernels of attention over pages.
- * Parameters: KVC_FN (name suffix), VLEN, and the words of vec_avx2.h.
+ * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h, and those of quant_tmpl.h.
  *
  * Keys and transposed values are both lines of codes: scores are products of query rows with lines
  * of tokens, outputs are products of rows of weights with lines of channels. Each product is one
@@ -153,10 +153,14 @@ static inline void multiply(const struct lines *lines, const float *const *x, ui
 
 V_INLINE void unpack_lines(enum reader reader, struct lines lines, float *tile)
 {
-    for (uint32_t j = 0; j < lines.n; j++, tile += kvc_attend_stride(lines.len))
-        for (uint32_t i = 0; i < lines.len; i += VLEN)
-            v_store(tile + i, read_line(reader, lines.data + j * lines.stride, i,
-                                        lines.len - i < VLEN ? 8 : VLEN));
+    for (uint32_t j = 0; j < lines.n; j++, tile += kvc_attend_stride(lines.len)) {
+        const uint8_t *line = lines.data + j * lines.stride;
+        size_t i = 0;
+        for (; i + VLEN <= lines.len; i += VLEN)
+            v_store(tile + i, read_line(reader, line, i, VLEN));
+        if (i < lines.len)
+            v_store(tile + i, read_line(reader, line, i, 8));
+    }
 }
 
 /* The lines as floats in tile, their pads 0 or finite. */
@@ -232,8 +236,8 @@ static inline void apply_channels(const struct kvc_page_layout *layout, const ui
     const uint16_t *minima = scales + layout->d8_k;
     const size_t stride = kvc_attend_stride(layout->d8_k);
     for (uint32_t c = 0; c < layout->d8_k; c += VLEN) {
-        const size_t left = layout->d8_k - c < VLEN ? 8 : VLEN;
-        const vf scale = v_load_half(scales + c, left), min = v_load_half(minima + c, left);
+        const size_t n_lanes = lanes_left(c, layout->d8_k);
+        const vf scale = v_load_half(scales + c, n_lanes), min = v_load_half(minima + c, n_lanes);
         for (uint32_t j = 0; j < n; j++)
             v_store(tile + j * stride + c, v_fma(v_load(tile + j * stride + c), scale, min));
     }
@@ -311,7 +315,7 @@ static inline struct row_state page_weights(uint64_t mask, float m, const float 
         max = v_max(v_select(m_bits(mask >> t), v_load(s + t), v_set1(-INFINITY)), max);
     const float page_max = v_hmax(max);
     next.m = page_max > m ? page_max : m;
-    next.shrink = m == -INFINITY ? 0.0f : expf(m - next.m);
+    next.shrink = m == next.m ? 1.0f : m == -INFINITY ? 0.0f : expf(m - next.m);
     for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN) {
         const vm in = m_bits(mask >> t);
         const vf weight = v_exp(v_sub(v_load(s + t), v_set1(next.m)));
@@ -324,30 +328,44 @@ static inline struct row_state page_weights(uint64_t mask, float m, const float 
     return next;
 }
 
-/* Row-major halves: o += the weights times the tokens that the row sees, and no others. */
+/* Vectors of channels whose sums are kept in registers. */
+#define SUM_VECTORS 4
+
+/* o[0 ... n - 1] += the weights times the tokens in mask; n is at most SUM_VECTORS * VLEN. */
+V_INLINE void add_channels(const uint8_t *v, size_t stride, uint64_t mask, const float *weights,
+                           size_t n, float *o)
+{
+    vf sums[SUM_VECTORS];
+    V_UNROLL
+    for (size_t i = 0; i < SUM_VECTORS; i++)
+        sums[i] = i * VLEN < n ? v_load(o + i * VLEN) : v_zero();
+    for (; mask; mask &= mask - 1) {
+        const size_t t = (size_t)__builtin_ctzll(mask);
+        const uint16_t *row = (const uint16_t *)(const void *)(v + t * stride);
+        V_UNROLL
+        for (size_t i = 0; i < SUM_VECTORS; i++)
+            if (i * VLEN < n)
+                sums[i] = v_fma(v_set1(weights[t]),
+                                v_load_half(row + i * VLEN, lanes_left(i * VLEN, n)), sums[i]);
+    }
+    V_UNROLL
+    for (size_t i = 0; i < SUM_VECTORS; i++)
+        if (i * VLEN < n)
+            v_store(o + i * VLEN, sums[i]);
+}
+
+/* Row-major V: only the tokens that the row sees are touched. */
 static inline void add_tokens(const struct kvc_attend_page *page, uint64_t mask,
                               const float *weights, float *o)
 {
     const struct kvc_page_layout *layout = page->layout;
     const uint8_t *v = page->data + layout->v_codes;
-    enum { N = 4 }; /* vectors of channels at a time */
-    for (uint32_t c = 0; c < layout->d8_v; c += N * VLEN) {
-        vf sums[N];
-        const uint32_t left = layout->d8_v - c;
-        const uint32_t n = left < N * VLEN ? (left + VLEN - 1) / VLEN : N;
-        for (uint32_t i = 0; i < n; i++)
-            sums[i] = v_load(o + c + i * VLEN);
-        for (uint64_t tokens = mask; tokens; tokens &= tokens - 1) {
-            const size_t t = (size_t)__builtin_ctzll(tokens);
-            const uint16_t *row = (const uint16_t *)(const void *)(v + t * layout->v_stride) + c;
-            for (uint32_t i = 0; i < n; i++)
-                sums[i] =
-                    v_fma(v_set1(weights[t]),
-                          v_load_half(row + i * VLEN, left - i * VLEN < VLEN ? 8 : VLEN), sums[i]);
-        }
-        for (uint32_t i = 0; i < n; i++)
-            v_store(o + c + i * VLEN, sums[i]);
-    }
+    const size_t block = SUM_VECTORS * VLEN;
+    size_t c = 0;
+    for (; c + block <= layout->d8_v; c += block)
+        add_channels(v + 2 * c, layout->v_stride, mask, weights, block, o + c);
+    if (c < layout->d8_v)
+        add_channels(v + 2 * c, layout->v_stride, mask, weights, layout->d8_v - c, o + c);
 }
 
 /* Channels of V with a scale and a minimum each: the line's numbers instead of its codes. */
@@ -370,7 +388,7 @@ static inline void add_lines(const struct kvc_attend_tile *tile, const struct kv
     const bool channels = layout->v_format != KVC_F16 && layout->v_scale == KVC_SCALE_CHANNEL;
     const float *w[KVC_TILE_ROWS];
     for (uint32_t i = 0; i < seen->n; i++)
-        w[i] = weights + i * KVC_PAGE_ROWS;
+        w[i] = weights + (size_t)i * KVC_PAGE_ROWS;
     for (uint32_t c = 0; c < layout->d8_v; c += TILE_LINES) {
         struct lines lines = {.reader =
                                   page_reader(layout->v_format, layout->v_scale, READ_F16_FINITE),
@@ -378,7 +396,9 @@ static inline void add_lines(const struct kvc_attend_tile *tile, const struct kv
                               .stride = layout->v_stride,
                               .n = layout->d8_v - c < TILE_LINES ? layout->d8_v - c : TILE_LINES,
                               .len = KVC_PAGE_ROWS};
-        float sums[KVC_TILE_ROWS * TILE_LINES] = {0};
+        float sums[KVC_TILE_ROWS * TILE_LINES];
+        if (lines.n < TILE_LINES)
+            memset(sums, 0, sizeof(sums));
         if (channels || seen->n > BLOCK_ROWS)
             lines = unpack(&lines, tile->work);
         if (channels)
@@ -387,7 +407,7 @@ static inline void add_lines(const struct kvc_attend_tile *tile, const struct kv
         for (uint32_t i = 0; i < seen->n; i++)
             for (uint32_t j = 0; j < TILE_LINES; j += VLEN)
                 v_store(o[i] + c + j,
-                        v_add(v_load(o[i] + c + j), v_load(sums + i * TILE_LINES + j)));
+                        v_add(v_load(o[i] + c + j), v_load(sums + (size_t)i * TILE_LINES + j)));
     }
 }
 
@@ -414,7 +434,7 @@ static inline void attend_page(const struct kvc_attend_tile *tile, uint32_t p)
     for (uint32_t i = 0; i < seen.n; i++) {
         const uint32_t row = seen.row[i];
         const struct row_state next =
-            page_weights(seen.mask[i], tile->m[row], factors, scores + i * KVC_PAGE_ROWS);
+            page_weights(seen.mask[i], tile->m[row], factors, scores + (size_t)i * KVC_PAGE_ROWS);
         o[i] = tile->o + row * stride;
         if (next.shrink != 1.0f)
             scale_row(o[i], stride, next.shrink);
@@ -430,7 +450,7 @@ static inline void attend_page(const struct kvc_attend_tile *tile, uint32_t p)
         return;
     }
     for (uint32_t i = 0; i < seen.n; i++)
-        add_tokens(page, seen.mask[i], scores + i * KVC_PAGE_ROWS, o[i]);
+        add_tokens(page, seen.mask[i], scores + (size_t)i * KVC_PAGE_ROWS, o[i]);
 }
 
 kvc_status KVC_FN(kvc_attend_pages)(const struct kvc_queue *queue,
@@ -466,7 +486,7 @@ kvc_status KVC_FN(kvc_mass_pages)(const struct kvc_queue *queue, const struct kv
         page_scores(tile, &tile->pages[p], &seen, scores);
         for (uint32_t i = 0; i < seen.n; i++)
             for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN) {
-                const vf s = v_load(scores + i * KVC_PAGE_ROWS + t);
+                const vf s = v_load(scores + (size_t)i * KVC_PAGE_ROWS + t);
                 const vf weight = v_exp(v_sub(s, v_set1(lse[seen.row[i]])));
                 const vf seen_weight = v_select(m_bits(seen.mask[i] >> t), weight, v_zero());
                 v_store(mass + t, v_add(v_load(mass + t), seen_weight));

@@ -88,7 +88,8 @@ static inline void make_coders(const struct side *side, float absmax, struct sid
         head_coders(side, bits, absmax, coders);
 }
 
-/* VLEN stored codes of token t from channel c on; pads get the code of 0. */
+/* VLEN stored codes of token t from channel c on. Pads are loaded as 0 and have offset 0: they get
+ * the code of 0. */
 static inline vb encode_side(const struct side *side, const struct side_coders *coders, uint32_t t,
                              uint32_t c)
 {
@@ -98,7 +99,7 @@ static inline vb encode_side(const struct side *side, const struct side_coders *
         .factor = coders->by_channel ? v_load(coders->factor + c) : v_set1(coders->factor[t]),
         .lo = coders->lo,
         .hi = coders->hi};
-    const vi codes = i_keep(m_first(n), encode(&lanes, load_side(side, t, c, n)));
+    const vi codes = encode(&lanes, load_side(side, t, c, n));
     return i_bytes(i_add(codes, i_set1(side->bias)));
 }
 

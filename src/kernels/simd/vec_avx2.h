@@ -80,7 +80,9 @@ V_INLINE void v_store_n(float *p, vf a, size_t n)
 
 V_INLINE vf v_load_half(const uint16_t *p, size_t n)
 {
-    return _mm256_cvtph_ps(b_load(p, 2 * n));
+    if (n >= VLEN)
+        return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+    return v_load(half_tail(p, n, (float[VLEN]){0}));
 }
 
 V_INLINE void v_store_half(uint16_t *p, vf a, size_t n)

@@ -61,7 +61,7 @@ V_INLINE vf v_load_half(const uint16_t *p, size_t n)
 {
     if (n >= VLEN)
         return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
-    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m_first(n), p));
+    return v_load(half_tail(p, n, (float[VLEN]){0}));
 }
 
 V_INLINE void v_store_u16(uint16_t *p, __m256i a, size_t n)

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../half.h"
 #include "../layout.h"
 
 /* Kernels that take a constant argument apart must be inlined into the call that gives it. */
@@ -16,8 +17,7 @@
 #define V_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-#define V_NEAREST     (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define v_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
+#define V_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 
 typedef __m128i vb;
 
@@ -41,6 +41,15 @@ V_INLINE void b_store(void *p, vb x, size_t n)
     case 4: memcpy(p, &(int32_t){_mm_cvtsi128_si32(x)}, 4); break;
     default: _mm_storeu_si128((__m128i *)(void *)bytes, x); memcpy(p, bytes, n);
     }
+}
+
+/* The last n halves of a row as floats. Scalar: with a second vector conversion beside that of
+ * whole vectors, clang 14 merges both into conversions one by one. */
+static inline const float *half_tail(const uint16_t *p, size_t n, float *dst)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = kvc_half_to_float(p[i]);
+    return dst;
 }
 
 /* The low nibbles of 16 bytes in 8, the even one first. */
