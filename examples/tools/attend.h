@@ -1,0 +1,33 @@
+/* attend.h - rows of 'kvc-bench attend' and how they are printed. */
+#ifndef KVC_TOOLS_ATTEND_H
+#define KVC_TOOLS_ATTEND_H
+
+#include "bench.h"
+
+/* What one cache holds. */
+struct attend_shape {
+    kvc_format format;
+    long n_kv;
+    long n_heads;
+    long n_kv_heads;
+    long head_dim;
+};
+
+/* One measurement. */
+struct attend_row {
+    struct attend_shape shape;
+    const char *table;
+    long n_threads;
+    double us;
+    double gbps;
+};
+
+extern const char *const attend_formats[3]; /* by kvc_format */
+
+/* read_gbps: of the machine, for each of threads. */
+void attend_print_json(const struct attend_row *rows, size_t n_rows,
+                       const struct bench_list *threads, const double *read_gbps);
+void attend_print_table(const struct attend_row *rows, size_t n_rows,
+                        const struct bench_list *threads, const double *read_gbps);
+
+#endif
