@@ -1,0 +1,28 @@
+/* Command lines of the form "--name value". */
+#ifndef ENGINE_ARGS_H
+#define ENGINE_ARGS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "failure.h"
+
+enum arg_kind { ARG_FLAG, ARG_TEXT, ARG_CHOICE, ARG_INTEGER, ARG_REAL };
+
+struct arg {
+    const char *name; /* without dashes */
+    enum arg_kind kind;
+    void *value;      /* bool, const char *, int64_t or double; keeps its default if not given */
+    const char *meta; /* what the help calls the value; of a choice, what is allowed: "a|b" */
+    const char *help;
+    double min, max; /* of numbers, inclusive */
+};
+
+/* "--name value" or "--name=value", the last one wins; *help is set by --help. */
+bool args_parse(const struct arg *args, size_t n_args, int argc, char **argv, bool *help,
+                struct failure *failure);
+
+/* One line an option, on standard output. */
+void args_print_help(const struct arg *args, size_t n_args);
+
+#endif

@@ -1,0 +1,11 @@
+/* The commands of kvc-engine. Each parses its arguments, does its work and returns the exit status.
+ */
+#ifndef ENGINE_COMMANDS_H
+#define ENGINE_COMMANDS_H
+
+enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+int generate_command(int argc, char **argv);
+int compare_command(int argc, char **argv);
+
+#endif

@@ -1,0 +1,64 @@
+/* Whole files in memory. Read, not mapped: a file cut short by others must not end the program. */
+#include "file.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* Regular files tell their size; for others (pipes) the buffer grows. */
+static size_t first_capacity(FILE *file)
+{
+    struct stat st;
+
+    if (fstat(fileno(file), &st) == 0 && S_ISREG(st.st_mode) && st.st_size >= 0 &&
+        (uintmax_t)st.st_size < SIZE_MAX / 2)
+        return (size_t)st.st_size + 1;
+    return (size_t)1 << 16;
+}
+
+static unsigned char *read_stream(FILE *file, size_t *size)
+{
+    size_t capacity = first_capacity(file);
+    unsigned char *data = malloc(capacity);
+    size_t n = 0;
+
+    while (data) {
+        n += fread(data + n, 1, capacity - n, file);
+        if (n < capacity)
+            break;
+        unsigned char *larger = capacity > SIZE_MAX / 2 ? NULL : realloc(data, capacity * 2);
+        if (!larger) {
+            free(data);
+            errno = ENOMEM;
+            return NULL;
+        }
+        data = larger;
+        capacity *= 2;
+    }
+    *size = n;
+    return data;
+}
+
+bool file_read(const char *path, unsigned char **data, size_t *size, struct failure *failure)
+{
+    FILE *file = fopen(path, "rb");
+
+    *data = NULL;
+    *size = 0;
+    if (!file)
+        return fail_with(failure, "cannot open %s: %s", path, strerror(errno));
+    errno = 0;
+    *data = read_stream(file, size);
+    if (!*data || ferror(file)) {
+        const int reason = errno;
+        free(*data);
+        *data = NULL;
+        fclose(file);
+        return fail_with(failure, "cannot read %s: %s", path, strerror(reason ? reason : EIO));
+    }
+    fclose(file);
+    return true;
+}

@@ -1,0 +1,12 @@
+/* Whole files in memory. */
+#ifndef ENGINE_FILE_H
+#define ENGINE_FILE_H
+
+#include <stddef.h>
+
+#include "failure.h"
+
+/* Reads all of a file; the caller frees *data. An empty file gives a pointer that is not NULL. */
+bool file_read(const char *path, unsigned char **data, size_t *size, struct failure *failure);
+
+#endif

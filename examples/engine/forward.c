@@ -1,0 +1,376 @@
+/* The transformer: rows of all items side by side, one pass over the weights for all. */
+#include "forward.h"
+
+#include <cblas.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "split.h"
+
+struct forward {
+    struct forward_params p;
+    size_t n_qkv;     /* floats of a row of qkv */
+    float *x;         /* [max_rows][n_embd] the residual stream */
+    float *norm;      /* [max_rows][n_embd] */
+    float *qkv;       /* [max_rows][n_qkv] Q, K, V side by side */
+    float *attn;      /* [max_rows][n_heads * head_dim] */
+    float *gate_up;   /* [max_rows][2 * n_ff] */
+    float *hidden;    /* [max_rows][n_ff] */
+    float *split;     /* Q, K, V and the output in halves, for exact */
+    float *rotation;  /* [max_rows][n_rot] cosine and sine of each pair */
+    uint8_t *codes;   /* of K or V, for imm */
+    uint16_t *scales; /* [max_rows][n_kv_heads] halves */
+};
+
+static float *floats(size_t rows, size_t cols)
+{
+    return calloc(rows * cols + 1, sizeof(float));
+}
+
+bool forward_create(const struct forward_params *params, struct forward **out,
+                    struct failure *failure)
+{
+    const struct model_shape *s = &params->model->shape;
+    const size_t rows = params->max_rows;
+    struct forward *f = calloc(1, sizeof(*f));
+
+    *out = NULL;
+    if (!f)
+        return fail_with(failure, "out of memory");
+    f->p = *params;
+    f->n_qkv = (s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
+    f->x = floats(rows, s->n_embd);
+    f->norm = floats(rows, s->n_embd);
+    f->qkv = floats(rows, f->n_qkv);
+    f->attn = floats(rows, s->n_heads * s->head_dim);
+    f->gate_up = floats(rows, 2 * s->n_ff);
+    f->hidden = floats(rows, s->n_ff);
+    f->rotation = floats(rows, s->n_rot);
+    f->split = floats(params->exact ? rows : 0, 2 * (f->n_qkv + s->n_heads * s->head_dim));
+    f->codes = malloc(rows * s->n_kv_heads * s->head_dim + 1);
+    f->scales = malloc((rows * s->n_kv_heads + 2) * sizeof(*f->scales));
+    if (!f->x || !f->norm || !f->qkv || !f->attn || !f->gate_up || !f->hidden || !f->rotation ||
+        !f->split || !f->codes || !f->scales) {
+        forward_destroy(f);
+        return fail_with(failure, "out of memory");
+    }
+    *out = f;
+    return true;
+}
+
+void forward_destroy(struct forward *f)
+{
+    if (!f)
+        return;
+    free(f->x);
+    free(f->norm);
+    free(f->qkv);
+    free(f->attn);
+    free(f->gate_up);
+    free(f->hidden);
+    free(f->rotation);
+    free(f->split);
+    free(f->codes);
+    free(f->scales);
+    free(f);
+}
+
+/* A loop over 0 ... n - 1, one range of it for each thread. */
+struct loop {
+    struct forward *f;
+    void (*body)(const struct loop *loop, size_t first, size_t last);
+    size_t n, n_tasks;
+    const float *in, *weights;
+    float *out;
+    size_t n_rows, n_in, n_out; /* of products */
+    bool add;                   /* of products: to what out holds */
+};
+
+static void run_task(void *arg, size_t i)
+{
+    const struct loop *loop = arg;
+
+    loop->body(loop, loop->n * i / loop->n_tasks, loop->n * (i + 1) / loop->n_tasks);
+}
+
+static void run_loop(struct loop *loop)
+{
+    const struct forward_params *p = &loop->f->p;
+
+    loop->n_tasks = p->parallel_for && p->n_threads > 1 ? p->n_threads : 1;
+    if (loop->n_tasks == 1)
+        run_task(loop, 0);
+    else
+        p->parallel_for(p->parallel_user, loop->n_tasks, run_task, loop);
+}
+
+/* Columns first ... last - 1 of out = in * weights^T. */
+static void product_columns(const struct loop *l, size_t first, size_t last)
+{
+    const float *weights = l->weights + first * l->n_in;
+    const int n = (int)(last - first), k = (int)l->n_in;
+    const float beta = l->add ? 1.0f : 0.0f;
+
+    if (n == 0)
+        return;
+    if (l->n_rows == 1)
+        cblas_sgemv(CblasRowMajor, CblasNoTrans, n, k, 1.0f, weights, k, l->in, 1, beta,
+                    l->out + first, 1);
+    else
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)l->n_rows, n, k, 1.0f, l->in, k,
+                    weights, k, beta, l->out + first, (int)l->n_out);
+}
+
+/* out [rows][n_out] = or += in [rows][n_in] * weights [n_out][n_in]^T */
+static void product(struct forward *f, const float *in, const float *weights, size_t rows,
+                    size_t n_in, size_t n_out, bool add, float *out)
+{
+    run_loop(&(struct loop){.f = f,
+                            .body = product_columns,
+                            .n = n_out,
+                            .in = in,
+                            .weights = weights,
+                            .out = out,
+                            .n_rows = rows,
+                            .n_in = n_in,
+                            .n_out = n_out,
+                            .add = add});
+}
+
+static void norm_rows(const struct loop *l, size_t first, size_t last)
+{
+    const size_t n = l->f->p.model->shape.n_embd;
+    const float eps = l->f->p.model->shape.norm_eps;
+
+    for (size_t r = first; r < last; r++) {
+        const float *x = l->in + r * n;
+        float *y = l->out + r * n;
+        double sum = 0.0;
+        for (size_t i = 0; i < n; i++)
+            sum += (double)(x[i] * x[i]);
+        const float factor = 1.0f / sqrtf((float)(sum / (double)n) + eps);
+        for (size_t i = 0; i < n; i++)
+            y[i] = x[i] * factor * l->weights[i];
+    }
+}
+
+static void norm(struct forward *f, const float *x, const float *weights, size_t rows, float *out)
+{
+    run_loop(&(struct loop){
+        .f = f, .body = norm_rows, .n = rows, .in = x, .weights = weights, .out = out});
+}
+
+/* hidden = silu(gate) * up */
+static void gate_rows(const struct loop *l, size_t first, size_t last)
+{
+    const size_t n = l->f->p.model->shape.n_ff;
+
+    for (size_t r = first; r < last; r++) {
+        const float *gate = l->in + r * 2 * n, *up = gate + n;
+        float *hidden = l->out + r * n;
+        for (size_t i = 0; i < n; i++)
+            hidden[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+    }
+}
+
+/* Rotates the pairs (2i, 2i + 1) of every head of Q and K. */
+static void rotate_rows(const struct loop *l, size_t first, size_t last)
+{
+    const struct model_shape *s = &l->f->p.model->shape;
+
+    for (size_t r = first; r < last; r++) {
+        const float *rotation = l->in + r * s->n_rot;
+        for (size_t h = 0; h < s->n_heads + s->n_kv_heads; h++) {
+            float *x = l->out + r * l->f->n_qkv + h * s->head_dim;
+            for (size_t i = 0; i < s->n_rot; i += 2) {
+                const float a = x[i], b = x[i + 1], c = rotation[i], d = rotation[i + 1];
+                x[i] = a * c - b * d;
+                x[i + 1] = a * d + b * c;
+            }
+        }
+    }
+}
+
+static void set_rotation(const struct model_shape *s, int64_t position, float *rotation)
+{
+    for (size_t i = 0; i < s->n_rot; i += 2) {
+        const double angle = (double)position * pow(s->rope_base, -(double)i / (double)s->n_rot);
+        rotation[i] = (float)cos(angle);
+        rotation[i + 1] = (float)sin(angle);
+    }
+}
+
+static bool check(kvc_status status, const char *what, struct failure *failure)
+{
+    return status == KVC_OK || fail_with(failure, "%s: %s", what, kvc_status_str(status));
+}
+
+/* Announces the tokens and puts their embeddings and rotations into rows from @p row on. */
+static bool start_item(struct forward *f, const struct forward_item *item, size_t row,
+                       struct failure *failure)
+{
+    const struct model *m = f->p.model;
+    const size_t n_embd = m->shape.n_embd;
+    const int64_t position = kvc_seq_next_position(item->cache, item->seq);
+
+    for (size_t i = 0; i < item->n; i++) {
+        const int32_t token = item->tokens[i];
+        if (token < 0 || (size_t)token >= m->shape.n_vocab)
+            return fail_with(failure, "token %d is not in the vocabulary", (int)token);
+        memcpy(f->x + (row + i) * n_embd, m->embedding + (size_t)token * n_embd,
+               n_embd * sizeof(float));
+        set_rotation(&m->shape, position + (int64_t)i, f->rotation + (row + i) * m->shape.n_rot);
+    }
+    return check(kvc_tokens_add(item->cache, item->seq, NULL, item->n), "announcing tokens",
+                 failure);
+}
+
+/* Part of qkv: heads of @p n_heads from element @p offset of each row on. */
+static kvc_view view_of(const struct forward *f, size_t row, size_t n, size_t offset,
+                        size_t n_heads)
+{
+    kvc_view view = kvc_view_packed(f->qkv + row * f->n_qkv + offset, KVC_DTYPE_F32, n, n_heads,
+                                    f->p.model->shape.head_dim);
+
+    view.token_stride = f->n_qkv;
+    return view;
+}
+
+/* To codes and back, in place. */
+static kvc_status through_codes(struct forward *f, const kvc_view *view, kvc_format format)
+{
+    kvc_quant_options options;
+    size_t n_codes, n_params;
+
+    kvc_quant_options_default(&options);
+    options.format = format;
+    options.scale = KVC_SCALE_TOKEN;
+    kvc_status status = kvc_quant_size(view->n_tokens, view->n_heads, view->head_dim, &options,
+                                       &n_codes, &n_params);
+    if (status == KVC_OK)
+        status =
+            kvc_quantize(f->p.ctx, view, &options, f->codes, n_codes, f->scales, n_params, NULL);
+    if (status == KVC_OK)
+        status = kvc_dequantize(f->p.ctx, f->codes, n_codes, f->scales, n_params, &options, view);
+    return status;
+}
+
+static bool append_and_attend(struct forward *f, const struct forward_item *item, int32_t layer,
+                              const kvc_view *q, const kvc_view *k, const kvc_view *v,
+                              const kvc_view *out, struct failure *failure)
+{
+    kvc_attend_options options;
+
+    kvc_attend_options_default(item->cache, &options);
+    options.scale = 1.0f / sqrtf((float)f->p.model->shape.head_dim);
+    return check(kvc_append(item->cache, item->seq, layer, k, v), "appending K and V", failure) &&
+           check(kvc_attend(item->cache, item->seq, layer, q, &options, out, NULL), "attention",
+                 failure);
+}
+
+/* The same with heads split in two. */
+static bool attend_exactly(struct forward *f, const struct forward_item *item, int32_t layer,
+                           const kvc_view *q, const kvc_view *k, const kvc_view *v,
+                           const kvc_view *out, struct failure *failure)
+{
+    const size_t n = item->n, d = 2 * q->head_dim;
+    float *q_data = f->split, *k_data = q_data + n * q->n_heads * d;
+    float *v_data = k_data + n * k->n_heads * d, *out_data = v_data + n * v->n_heads * d;
+    const kvc_view q2 = kvc_view_packed(q_data, KVC_DTYPE_F32, n, q->n_heads, d);
+    const kvc_view k2 = kvc_view_packed(k_data, KVC_DTYPE_F32, n, k->n_heads, d);
+    const kvc_view v2 = kvc_view_packed(v_data, KVC_DTYPE_F32, n, v->n_heads, d);
+    const kvc_view out2 = kvc_view_packed(out_data, KVC_DTYPE_F32, n, q->n_heads, d);
+
+    split_queries(q, q_data);
+    split_keys(k, k_data);
+    split_keys(v, v_data);
+    if (!append_and_attend(f, item, layer, &q2, &k2, &v2, &out2, failure))
+        return false;
+    split_join(out_data, out);
+    return true;
+}
+
+static bool attend_item(struct forward *f, const struct forward_item *item, size_t row,
+                        int32_t layer, struct failure *failure)
+{
+    const struct model_shape *s = &f->p.model->shape;
+    const size_t n_q = s->n_heads * s->head_dim, n_kv = s->n_kv_heads * s->head_dim;
+    const kvc_view q = view_of(f, row, item->n, 0, s->n_heads);
+    const kvc_view k = view_of(f, row, item->n, n_q, s->n_kv_heads);
+    const kvc_view v = view_of(f, row, item->n, n_q + n_kv, s->n_kv_heads);
+    const kvc_view out =
+        kvc_view_packed(f->attn + row * n_q, KVC_DTYPE_F32, item->n, s->n_heads, s->head_dim);
+
+    if (item->imm != KVC_F16 && (!check(through_codes(f, &k, item->imm), "coding K", failure) ||
+                                 !check(through_codes(f, &v, item->imm), "coding V", failure)))
+        return false;
+    return (f->p.exact ? attend_exactly : append_and_attend)(f, item, layer, &q, &k, &v, &out,
+                                                             failure);
+}
+
+static bool run_layer(struct forward *f, size_t layer, const struct forward_item *items,
+                      size_t n_items, size_t rows, struct failure *failure)
+{
+    const struct model_shape *s = &f->p.model->shape;
+    const struct model_layer *w = &f->p.model->layers[layer];
+    size_t row = 0;
+
+    norm(f, f->x, w->attn_norm, rows, f->norm);
+    product(f, f->norm, w->qkv, rows, s->n_embd, f->n_qkv, false, f->qkv);
+    run_loop(
+        &(struct loop){.f = f, .body = rotate_rows, .n = rows, .in = f->rotation, .out = f->qkv});
+    for (size_t i = 0; i < n_items; row += items[i].n, i++)
+        if (!attend_item(f, &items[i], row, (int32_t)layer, failure))
+            return false;
+    product(f, f->attn, w->attn_out, rows, s->n_heads * s->head_dim, s->n_embd, true, f->x);
+    norm(f, f->x, w->ffn_norm, rows, f->norm);
+    product(f, f->norm, w->gate_up, rows, s->n_embd, 2 * s->n_ff, false, f->gate_up);
+    run_loop(
+        &(struct loop){.f = f, .body = gate_rows, .n = rows, .in = f->gate_up, .out = f->hidden});
+    product(f, f->hidden, w->ffn_down, rows, s->n_ff, s->n_embd, true, f->x);
+    return true;
+}
+
+/* Moves the rows whose logits are wanted to the front of norm; returns their number. */
+static size_t gather_wanted(struct forward *f, const struct forward_item *items, size_t n_items)
+{
+    const size_t n_embd = f->p.model->shape.n_embd;
+    size_t row = 0, n = 0;
+
+    for (size_t i = 0; i < n_items; row += items[i].n, i++) {
+        const size_t wanted = items[i].n - items[i].n_skip;
+        memcpy(f->norm + n * n_embd, f->x + (row + items[i].n_skip) * n_embd,
+               wanted * n_embd * sizeof(float));
+        n += wanted;
+    }
+    return n;
+}
+
+bool forward_run(struct forward *f, const struct forward_item *items, size_t n_items, float *logits,
+                 struct failure *failure)
+{
+    const struct model *m = f->p.model;
+    size_t rows = 0;
+
+    for (size_t i = 0; i < n_items; i++) {
+        if (items[i].n > f->p.max_rows - rows || items[i].n_skip > items[i].n)
+            return fail_with(failure, "more tokens than the workspace holds");
+        rows += items[i].n;
+    }
+    rows = 0;
+    for (size_t i = 0; i < n_items; rows += items[i].n, i++)
+        if (!start_item(f, &items[i], rows, failure))
+            return false;
+    if (rows == 0)
+        return true;
+    for (size_t layer = 0; layer < m->shape.n_layers; layer++)
+        if (!run_layer(f, layer, items, n_items, rows, failure))
+            return false;
+    const size_t wanted = gather_wanted(f, items, n_items);
+    if (wanted == 0)
+        return true;
+    norm(f, f->norm, m->output_norm, wanted, f->norm);
+    product(f, f->norm, m->output, wanted, m->shape.n_embd, m->shape.n_vocab, false, logits);
+    return true;
+}

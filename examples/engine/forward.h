@@ -1,0 +1,45 @@
+/* Runs a model over tokens. Its K and V live in libkvc caches and nowhere else. */
+#ifndef ENGINE_FORWARD_H
+#define ENGINE_FORWARD_H
+
+#include <kvc/kvc.h>
+
+#include "model.h"
+
+struct forward;
+
+struct forward_params {
+    const struct model *model; /* must outlive the forward */
+    kvc_ctx *ctx;              /* quantizes the items with an imm format */
+    size_t max_rows;           /* most tokens of one run, over all items */
+    size_t n_threads;
+    kvc_parallel_for_fn *parallel_for; /* NULL: everything runs in the calling thread */
+    void *parallel_user;
+    bool exact; /* caches of twice the head size hold K and V to 22 bits instead of 11: see split.h
+                 */
+};
+
+/* The next tokens of one sequence. */
+struct forward_item {
+    kvc_cache *cache;
+    kvc_seq seq;
+    const int32_t *tokens;
+    size_t n;
+    size_t n_skip;  /* tokens at the start whose logits are not wanted; n: none are */
+    kvc_format imm; /* not KVC_F16: K and V pass through codes with a scale a token and head before
+                       the cache */
+};
+
+bool forward_create(const struct forward_params *params, struct forward **out,
+                    struct failure *failure);
+void forward_destroy(struct forward *forward);
+
+/*
+ * All items pass through each matrix together. logits: [wanted rows of all items, in
+ * order][n_vocab], or NULL if none are wanted. After a failure the sequences hold an unknown part
+ * of the tokens.
+ */
+bool forward_run(struct forward *forward, const struct forward_item *items, size_t n_items,
+                 float *logits, struct failure *failure);
+
+#endif

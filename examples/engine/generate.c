@@ -1,0 +1,230 @@
+/* kvc-engine generate: continue a prompt. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "args.h"
+#include "commands.h"
+#include "sample.h"
+#include "session.h"
+#include "utf8.h"
+
+/* Tokens of the prompt that one run takes. */
+enum { PREFILL_TOKENS = 256 };
+
+struct generate_options {
+    const char *model, *prompt, *kv, *scale, *kernels;
+    int64_t tokens, threads, recent, sinks, seed;
+    double temp, top_p;
+    bool chat;
+};
+
+struct generation {
+    const struct generate_options *o;
+    struct session session;
+    kvc_cache *cache;
+    kvc_seq seq;
+    struct sampler *sampler;
+    struct token_list prompt;
+    float *logits;
+    char pending[4]; /* start of a character that is not complete yet */
+    size_t n_pending;
+    size_t n_tokens; /* generated */
+    double prompt_s, decode_s;
+    struct failure failure;
+};
+
+static bool encode(struct generation *g, const char *text, bool parse_special)
+{
+    return tokenizer_encode(g->session.tokenizer, text, strlen(text), parse_special, &g->prompt,
+                            &g->failure);
+}
+
+/* SmolLM2's template (ChatML). What the user wrote cannot smuggle special tokens in. */
+static bool encode_chat(struct generation *g)
+{
+    static const char head[] = "user\n";
+    const size_t size = sizeof(head) + strlen(g->o->prompt);
+    char *turn = malloc(size);
+
+    if (!turn)
+        return fail_with(&g->failure, "out of memory");
+    snprintf(turn, size, "%s%s", head, g->o->prompt);
+    bool ok = tokenizer_special(g->session.tokenizer, "<|im_start|>") >= 0 ||
+              fail_with(&g->failure, "--chat: the model has no token <|im_start|>");
+    ok = ok &&
+         encode(
+             g,
+             "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+             "Face<|im_end|>\n<|im_start|>",
+             true) &&
+         encode(g, turn, false) && encode(g, "<|im_end|>\n<|im_start|>assistant\n", true);
+    free(turn);
+    return ok;
+}
+
+static bool open_generation(struct generation *g)
+{
+    const struct generate_options *o = g->o;
+    const struct session_params params = {.model_path = o->model,
+                                          .kernels = o->kernels,
+                                          .n_threads = (size_t)o->threads,
+                                          .max_rows = PREFILL_TOKENS};
+    struct cache_options cache = {.recent_tokens = (int32_t)o->recent,
+                                  .sink_tokens = (int32_t)o->sinks,
+                                  .max_append = PREFILL_TOKENS};
+
+    if (!precision_parse(o->kv, o->scale, &cache.precision, &g->failure) ||
+        !session_open(&params, &g->session, &g->failure) ||
+        !(o->chat ? encode_chat(g) : encode(g, o->prompt, true)))
+        return false;
+    const struct model_shape *s = &g->session.model.shape;
+    if (g->prompt.n == 0)
+        return fail_with(&g->failure, "the prompt is empty");
+    if (g->prompt.n + (size_t)o->tokens > s->n_context)
+        return fail_with(&g->failure,
+                         "%zu tokens of prompt and %lld more pass the model's context of %zu",
+                         g->prompt.n, (long long)o->tokens, s->n_context);
+    cache.max_tokens = (int32_t)(g->prompt.n + (size_t)o->tokens);
+    g->logits = malloc(s->n_vocab * sizeof(float));
+    if (!g->logits)
+        return fail_with(&g->failure, "out of memory");
+    return sampler_create(s->n_vocab, o->temp, o->top_p, (uint64_t)o->seed, &g->sampler,
+                          &g->failure) &&
+           session_create_cache(&g->session, &cache, &g->cache, &g->failure) &&
+           (kvc_seq_create(g->cache, &g->seq) == KVC_OK ||
+            fail_with(&g->failure, "cannot create a sequence"));
+}
+
+/* Writes what is complete; a character may be spread over several tokens. */
+static void print_bytes(struct generation *g, struct gguf_text text)
+{
+    for (size_t i = 0; i < text.size; i++) {
+        g->pending[g->n_pending++] = text.data[i];
+        if (g->n_pending == sizeof(g->pending) ||
+            utf8_complete(g->pending, g->n_pending) == g->n_pending) {
+            fwrite(g->pending, 1, g->n_pending, stdout);
+            g->n_pending = 0;
+        }
+    }
+    fflush(stdout);
+}
+
+static bool run_tokens(struct generation *g, const int32_t *tokens, size_t n, bool want_logits)
+{
+    const struct forward_item item = {.cache = g->cache,
+                                      .seq = g->seq,
+                                      .tokens = tokens,
+                                      .n = n,
+                                      .n_skip = want_logits ? n - 1 : n};
+
+    return forward_run(g->session.forward, &item, 1, g->logits, &g->failure);
+}
+
+static bool read_prompt(struct generation *g)
+{
+    const double start = seconds_now();
+
+    for (size_t at = 0; at < g->prompt.n; at += PREFILL_TOKENS) {
+        const size_t left = g->prompt.n - at;
+        const size_t n = left < PREFILL_TOKENS ? left : PREFILL_TOKENS;
+        if (!run_tokens(g, g->prompt.ids + at, n, n == left))
+            return false;
+    }
+    g->prompt_s = seconds_now() - start;
+    return true;
+}
+
+static bool continue_prompt(struct generation *g)
+{
+    const double start = seconds_now();
+
+    while (g->n_tokens < (size_t)g->o->tokens && !ferror(stdout)) {
+        const int32_t token = sampler_next(g->sampler, g->logits);
+        if (token == g->session.model.eos)
+            break;
+        print_bytes(g, tokenizer_text(g->session.tokenizer, token));
+        g->n_tokens++;
+        if (!run_tokens(g, &token, 1, true))
+            return false;
+    }
+    g->decode_s = seconds_now() - start;
+    fwrite(g->pending, 1, g->n_pending, stdout);
+    putchar('\n');
+    return true;
+}
+
+static bool print_statistics(struct generation *g)
+{
+    kvc_stats stats = {.struct_size = sizeof(stats)};
+
+    if (kvc_cache_stats(g->cache, &stats) != KVC_OK)
+        return fail_with(&g->failure, "cannot read the statistics of the cache");
+    const double n = (double)(g->prompt.n + g->n_tokens);
+    fprintf(stderr, "prompt: %zu tokens, %.1f tokens/s; decode: %zu tokens, %.1f tokens/s\n",
+            g->prompt.n, (double)g->prompt.n / g->prompt_s, g->n_tokens,
+            g->n_tokens ? (double)g->n_tokens / g->decode_s : 0.0);
+    fprintf(stderr, "KV cache (%s): %.0f bytes a token, %.0f tokens\n", g->o->kv,
+            (double)stats.used_bytes / n, n);
+    return true;
+}
+
+static int generate(const struct generate_options *o)
+{
+    struct generation g = {.o = o};
+
+    const bool ok =
+        open_generation(&g) && read_prompt(&g) && continue_prompt(&g) && print_statistics(&g);
+    if (!ok)
+        fprintf(stderr, "kvc-engine generate: %s\n", g.failure.text);
+    kvc_cache_destroy(g.cache);
+    sampler_destroy(g.sampler);
+    free(g.prompt.ids);
+    free(g.logits);
+    session_close(&g.session);
+    return ok ? EXIT_DONE : EXIT_FAILED;
+}
+
+int generate_command(int argc, char **argv)
+{
+    struct generate_options o = {
+        .kv = "int8", .scale = "token", .tokens = 128, .recent = 128, .sinks = 4, .top_p = 1.0};
+    const struct arg args[] = {
+        {"model", ARG_TEXT, &o.model, "FILE", "GGUF file (required)", 0, 0},
+        {"prompt", ARG_TEXT, &o.prompt, "TEXT", "text to continue (required)", 0, 0},
+        {"chat", ARG_FLAG, &o.chat, "", "ask the prompt as a question, in SmolLM2's template", 0,
+         0},
+        {"tokens", ARG_INTEGER, &o.tokens, "N", "most tokens to generate (128)", 0, 1e6},
+        {"kv", ARG_CHOICE, &o.kv, "f16|int8|int4", "format of the cache (int8)", 0, 0},
+        {"scale", ARG_CHOICE, &o.scale, "token|head|channel",
+         "what shares a scale (token); channel: K only", 0, 0},
+        {"recent", ARG_INTEGER, &o.recent, "N", "newest tokens kept exact (128)", 0, 1e6},
+        {"sinks", ARG_INTEGER, &o.sinks, "N", "first tokens kept exact (4)", 0, 64},
+        {"temp", ARG_REAL, &o.temp, "T", "temperature; 0 is greedy (0)", 0, 100},
+        {"top-p", ARG_REAL, &o.top_p, "P", "draw from the most probable tokens up to P (1)", 1e-6,
+         1},
+        {"seed", ARG_INTEGER, &o.seed, "N", "of the random numbers (0)", 0, 9e15},
+        {"threads", ARG_INTEGER, &o.threads, "N", "0: as many as there are processors (0)", 0,
+         1024},
+        {"kernels", ARG_CHOICE, &o.kernels, "ref|avx2|avx512", "of libkvc (the best)", 0, 0},
+    };
+    const size_t n_args = sizeof(args) / sizeof(*args);
+    struct failure failure;
+    bool help;
+
+    bool ok = args_parse(args, n_args, argc, argv, &help, &failure);
+    if (ok && help) {
+        printf("Usage: kvc-engine generate --model FILE --prompt TEXT [OPTIONS]\n"
+               "Continue a prompt; the text goes to standard output.\n\n");
+        args_print_help(args, n_args);
+        return EXIT_DONE;
+    }
+    if (ok && (!o.model || !o.prompt))
+        ok = fail_with(&failure, "--model and --prompt are required");
+    if (!ok) {
+        fprintf(stderr, "kvc-engine generate: %s\nTry 'kvc-engine generate --help'.\n",
+                failure.text);
+        return EXIT_USAGE;
+    }
+    return generate(&o);
+}

@@ -1,0 +1,46 @@
+/* A decoder of the llama architecture: its shape and its weights as floats. */
+#ifndef ENGINE_MODEL_H
+#define ENGINE_MODEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "failure.h"
+#include "gguf.h"
+
+struct model_shape {
+    size_t n_layers, n_embd, n_ff, n_vocab;
+    size_t n_heads, n_kv_heads; /* query heads a multiple of KV heads */
+    size_t head_dim;            /* of K and V */
+    size_t n_rot;               /* elements of a head that are rotated, in pairs (2i, 2i + 1) */
+    size_t n_context;           /* what the model was trained for */
+    float norm_eps;
+    double rope_base;
+};
+
+/* Matrices are [outputs][inputs]. */
+struct model_layer {
+    float *attn_norm; /* [n_embd] */
+    float *qkv;       /* rows of Q, then K, then V */
+    float *attn_out;  /* [n_embd][n_heads * head_dim] */
+    float *ffn_norm;  /* [n_embd] */
+    float *gate_up;   /* rows of gate, then up */
+    float *ffn_down;  /* [n_embd][n_ff] */
+};
+
+struct model {
+    struct model_shape shape;
+    float *weights; /* one block; the pointers below lie in it */
+    struct model_layer *layers;
+    float *embedding;   /* [n_vocab][n_embd] */
+    float *output_norm; /* [n_embd] */
+    float *output;      /* [n_vocab][n_embd]; the embedding where the file has none */
+    int32_t eos;        /* token that ends a text, or -1 */
+};
+
+/* Copies the weights out of the file. A tensor that is missing, of another shape, or not understood
+ * is refused. */
+bool model_load(const struct gguf *gguf, struct model *model, struct failure *failure);
+void model_free(struct model *model);
+
+#endif

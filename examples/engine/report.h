@@ -1,0 +1,29 @@
+/* The result of a comparison, as a table or as JSON. */
+#ifndef ENGINE_REPORT_H
+#define ENGINE_REPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct report_row {
+    const char *kv;
+    double ppl, ppl_change_pct; /* against the first row */
+    double kl;                  /* mean, nats a position */
+    double top1;                /* agreement with the first row, 0..1 */
+    double bits_per_element;    /* of codes with their parameters */
+    double bytes_per_token;     /* in use at the end of a context */
+    double fixed_bytes;         /* that do not grow with tokens */
+    double decode_tok_s;
+};
+
+struct report {
+    const char *model;
+    size_t context, tokens; /* of a chunk; of all chunks */
+    const struct report_row *rows;
+    size_t n_rows;
+};
+
+void report_print_table(const struct report *report);
+void report_print_json(const struct report *report);
+
+#endif

@@ -1,0 +1,148 @@
+/* What both commands need: model, tokenizer, threads, and caches of the model's shape. */
+#include "session.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "file.h"
+
+static bool load_model(const char *path, struct session *s, struct failure *failure)
+{
+    unsigned char *data;
+    size_t size;
+    struct gguf gguf;
+    struct failure why;
+
+    if (!file_read(path, &data, &size, failure))
+        return false;
+    bool ok = gguf_parse(data, size, &gguf, &why);
+    if (ok) {
+        ok = model_load(&gguf, &s->model, &why) && tokenizer_from_gguf(&gguf, &s->tokenizer, &why);
+        gguf_free(&gguf);
+    }
+    free(data);
+    if (!ok)
+        return fail_with(failure, "%.100s: %.140s", path, why.text);
+    if (tokenizer_n_tokens(s->tokenizer) != s->model.shape.n_vocab)
+        return fail_with(failure, "%.100s: %zu tokens for %zu embeddings", path,
+                         tokenizer_n_tokens(s->tokenizer), s->model.shape.n_vocab);
+    return true;
+}
+
+static bool start_threads(const struct session_params *params, struct session *s,
+                          struct failure *failure)
+{
+    kvc_ctx_params p = {.struct_size = sizeof(p),
+                        .parallel_for = kvc_pool_parallel_for,
+                        .kernels = params->kernels};
+    kvc_status status = kvc_pool_create(params->n_threads, &s->pool);
+
+    if (status != KVC_OK)
+        return fail_with(failure, "cannot start threads: %s", kvc_status_str(status));
+    p.parallel_user = s->pool;
+    status = kvc_ctx_create(&p, &s->ctx);
+    if (status != KVC_OK)
+        return fail_with(failure, "cannot use the kernels \"%.40s\": %s",
+                         params->kernels ? params->kernels : "", kvc_status_str(status));
+    return true;
+}
+
+bool session_open(const struct session_params *params, struct session *out, struct failure *failure)
+{
+    struct forward_params f = {.max_rows = params->max_rows, .parallel_for = kvc_pool_parallel_for};
+
+    memset(out, 0, sizeof(*out));
+    bool ok = start_threads(params, out, failure) && load_model(params->model_path, out, failure);
+    if (ok) {
+        f.model = &out->model;
+        f.ctx = out->ctx;
+        f.n_threads = kvc_pool_n_threads(out->pool);
+        f.parallel_user = out->pool;
+        ok = forward_create(&f, &out->forward, failure);
+    }
+    if (!ok)
+        session_close(out);
+    return ok;
+}
+
+void session_close(struct session *s)
+{
+    forward_destroy(s->forward);
+    kvc_ctx_destroy(s->ctx);
+    kvc_pool_destroy(s->pool);
+    tokenizer_destroy(s->tokenizer);
+    model_free(&s->model);
+    memset(s, 0, sizeof(*s));
+}
+
+/* Every page as large as F16 makes it: enough for any precision. */
+static size_t page_bytes(const struct model_shape *s, int32_t max_tokens)
+{
+    const size_t pages = ((size_t)max_tokens + KVC_PAGE_TOKENS - 1) / KVC_PAGE_TOKENS + 2;
+    const size_t page = KVC_PAGE_TOKENS * (2 * s->head_dim + 64) * 2 * sizeof(uint16_t);
+
+    return pages * s->n_layers * s->n_kv_heads * page;
+}
+
+bool session_create_cache(const struct session *session, const struct cache_options *options,
+                          kvc_cache **out, struct failure *failure)
+{
+    const struct model_shape *s = &session->model.shape;
+    kvc_cache_params p;
+
+    kvc_cache_params_default(&p);
+    p.n_layers = (int32_t)s->n_layers;
+    p.n_heads = (int32_t)s->n_heads;
+    p.n_kv_heads = (int32_t)s->n_kv_heads;
+    p.head_dim_k = p.head_dim_v = (int32_t)(s->head_dim * (options->exact ? 2 : 1));
+    p.max_tokens = options->max_tokens;
+    p.max_append = options->max_append;
+    p.precision = options->precision;
+    p.recent_tokens = options->recent_tokens;
+    p.sink_tokens = options->sink_tokens;
+    kvc_status status = kvc_cache_min_budget(&p, &p.budget_bytes);
+    if (status == KVC_OK) {
+        p.budget_bytes += page_bytes(s, options->max_tokens);
+        status = kvc_cache_create(session->ctx, &p, out);
+    }
+    return status == KVC_OK ||
+           fail_with(failure, "cannot create the cache: %s", kvc_status_str(status));
+}
+
+static bool parse_format(const char *text, kvc_format *out)
+{
+    static const char *const names[] = {"f16", "int8", "int4"};
+    static const kvc_format formats[] = {KVC_F16, KVC_INT8, KVC_INT4};
+
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, names[i]) == 0) {
+            *out = formats[i];
+            return true;
+        }
+    return false;
+}
+
+bool precision_parse(const char *format, const char *scale, kvc_precision *out,
+                     struct failure *failure)
+{
+    if (!parse_format(format, &out->k))
+        return fail_with(failure, "\"%.40s\" is no format; f16, int8 and int4 are", format);
+    out->v = out->k;
+    out->k_scale = out->v_scale = KVC_SCALE_TOKEN;
+    if (strcmp(scale, "head") == 0)
+        out->k_scale = out->v_scale = KVC_SCALE_HEAD;
+    else if (strcmp(scale, "channel") == 0)
+        out->k_scale = KVC_SCALE_CHANNEL;
+    else if (strcmp(scale, "token") != 0)
+        return fail_with(failure, "\"%.40s\" is no scale; token, head and channel are", scale);
+    return true;
+}
+
+double seconds_now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}

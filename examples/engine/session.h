@@ -1,0 +1,50 @@
+/* What both commands need: model, tokenizer, threads, and caches of the model's shape. */
+#ifndef ENGINE_SESSION_H
+#define ENGINE_SESSION_H
+
+#include <kvc/kvc.h>
+#include <kvc/pool.h>
+
+#include "failure.h"
+#include "forward.h"
+#include "model.h"
+#include "tokenizer.h"
+
+struct session_params {
+    const char *model_path;
+    const char *kernels; /* NULL: the best table of this CPU */
+    size_t n_threads;    /* 0: the processors that this process may run on */
+    size_t max_rows;     /* most tokens of one forward run */
+};
+
+struct session {
+    struct model model;
+    struct tokenizer *tokenizer;
+    kvc_pool *pool;
+    kvc_ctx *ctx;
+    struct forward *forward;
+};
+
+/* Products run on the session's threads: call openblas_set_num_threads(1) before. */
+bool session_open(const struct session_params *params, struct session *out,
+                  struct failure *failure);
+void session_close(struct session *session);
+
+/* A cache for one sequence of the session's model. */
+struct cache_options {
+    kvc_precision precision;
+    int32_t recent_tokens, sink_tokens;
+    int32_t max_tokens, max_append;
+    bool exact; /* for a forward with exact set */
+};
+bool session_create_cache(const struct session *session, const struct cache_options *options,
+                          kvc_cache **out, struct failure *failure);
+
+/* "f16", "int8" or "int4" and "token", "head" or "channel"; V takes token scales beside channel. */
+bool precision_parse(const char *format, const char *scale, kvc_precision *out,
+                     struct failure *failure);
+
+/* Seconds that never run backwards. */
+double seconds_now(void);
+
+#endif
