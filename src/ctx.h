@@ -63,11 +63,17 @@ static inline bool kvc_view_distinct(const kvc_view *view)
             view->head_stride >= (view->n_tokens - 1) * view->token_stride + view->head_dim);
 }
 
+/* The first element of a head of a token. */
+static inline void *kvc_view_at(const kvc_view *view, size_t token, size_t head)
+{
+    const size_t at = token * view->token_stride + head * view->head_stride;
+    return (char *)view->data + at * kvc_dtype_size(view->dtype);
+}
+
 /* The rows of tokens t ... t + n - 1 of one head of a view. */
 static inline struct kvc_rows kvc_view_rows(const kvc_view *view, size_t t, size_t n, size_t head)
 {
-    const size_t at = t * view->token_stride + head * view->head_stride;
-    return (struct kvc_rows){.data = (const char *)view->data + at * kvc_dtype_size(view->dtype),
+    return (struct kvc_rows){.data = kvc_view_at(view, t, head),
                              .dtype = view->dtype,
                              .stride = view->token_stride,
                              .n_rows = n,

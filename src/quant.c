@@ -246,10 +246,9 @@ kvc_status kvc_dequantize(kvc_ctx *ctx, const void *codes, size_t codes_bytes, c
                 const size_t i = options->scale == KVC_SCALE_LAYER ? b : b * n_heads + h;
                 p.scale = ((const float *)params)[i];
             }
-            const struct kvc_rows rows = kvc_view_rows(dst, first, n, h);
             ctx->k->dequantize_rows(
                 &ctx->queue, (const uint8_t *)codes + (first * n_heads + h) * head_bytes,
-                n_heads * head_bytes, &p, n, d, (float *)(uintptr_t)rows.data, rows.stride);
+                n_heads * head_bytes, &p, n, d, kvc_view_at(dst, first, h), dst->token_stride);
         }
         if (n_tokens - first <= block)
             break;

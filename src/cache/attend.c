@@ -30,7 +30,7 @@ size_t kvc_attend_lane_floats(const kvc_cache_params *p)
 {
     const size_t d_k = (size_t)p->head_dim_k, d_v = (size_t)p->head_dim_v;
     return KVC_TILE_ROWS * (kvc_attend_stride(d_k) + 2 * kvc_attend_stride(d_v) + 5) +
-           up16(kvc_attend_work_size(d_k)) + KVC_TILE_PAGES * KVC_PAGE_ROWS;
+           up16(kvc_attend_work_size(d_k)) + (size_t)KVC_TILE_PAGES * KVC_PAGE_ROWS;
 }
 
 /* Scratch of one task at a time. */
@@ -56,7 +56,7 @@ static struct lane lane_at(const kvc_cache *cache, size_t i)
     lane.sum.o = take(&at, KVC_TILE_ROWS * s_v);
     lane.part.o = take(&at, KVC_TILE_ROWS * s_v);
     lane.work = take(&at, up16(kvc_attend_work_size((size_t)cache->params.head_dim_k)));
-    lane.mass = take(&at, KVC_TILE_PAGES * KVC_PAGE_ROWS);
+    lane.mass = take(&at, (size_t)KVC_TILE_PAGES * KVC_PAGE_ROWS);
     lane.sum.m = take(&at, KVC_TILE_ROWS);
     lane.sum.l = take(&at, KVC_TILE_ROWS);
     lane.part.m = take(&at, KVC_TILE_ROWS);
@@ -150,10 +150,10 @@ static void finish(const kvc_cache *cache, const struct tile *tile,
     const kvc_attend_item *item = tile->info->item;
     for (int32_t r = 0; r < tile->n_rows;) {
         const struct stretch s = stretch_at(cache, tile, r);
-        const struct kvc_rows rows = head_rows(item->out, &s);
         const struct kvc_attend_part part = {sum->m + r, sum->l + r, sum->o + (size_t)r * stride};
         cache->ctx->k->finish_rows(&cache->ctx->queue, &part, (size_t)s.n, d_v,
-                                   (void *)(uintptr_t)rows.data, rows.dtype, rows.stride, lse + r);
+                                   kvc_view_at(item->out, s.token, s.head), item->out->dtype,
+                                   item->out->head_stride, lse + r);
         if (item->lse)
             memcpy(item->lse + s.token * (size_t)cache->params.n_heads + s.head, lse + r,
                    (size_t)s.n * sizeof(float));
@@ -260,7 +260,7 @@ static void attend_block(const struct call *call, const struct tile *tile, const
     struct kvc_attend_tile job = kernel_tile(call, tile, &block, lane, to);
     if (pages) {
         job.page_m = pages;
-        job.page_l = pages + KVC_TILE_PAGES * tile->n_rows;
+        job.page_l = pages + (size_t)KVC_TILE_PAGES * (size_t)tile->n_rows;
     }
     call->cache->ctx->k->attend_pages(&call->cache->ctx->queue, &job);
 }
@@ -296,7 +296,7 @@ static void score_tile(const struct call *call, const struct tile *tile, const s
         if (block.n_pages == 0)
             continue;
         const struct kvc_attend_tile job = kernel_tile(call, tile, &block, lane, &lane->part);
-        memset(lane->mass, 0, block.n_pages * KVC_PAGE_ROWS * sizeof(float));
+        memset(lane->mass, 0, sizeof(float) * block.n_pages * KVC_PAGE_ROWS);
         call->cache->ctx->k->mass_pages(&call->cache->ctx->queue, &job, lane->lse, lane->mass);
         add_scores(call, tile, &block, lane->mass);
     }
@@ -319,7 +319,7 @@ static void attend_tile(const struct call *call, const struct tile *tile, struct
 /* Rows of the parts that a tile owns; only single query tokens are split. */
 static size_t part_row(const kvc_cache *cache, const struct tile *tile)
 {
-    return (size_t)(tile->kv_head * cache->group + tile->first);
+    return (size_t)tile->kv_head * (size_t)cache->group + (size_t)tile->first;
 }
 
 static size_t units_of(const struct call *call, const struct kvc_attend_info *info)
@@ -380,7 +380,7 @@ static void score_pages(const struct call *call, const struct tile *tile, const 
     for (int32_t i = 0; i < tile->info->n_blocks; i++) {
         const float *m =
             part_pages(cache, tile->info->first_part + (size_t)i, part_row(cache, tile));
-        const float *l = m + KVC_TILE_PAGES * n;
+        const float *l = m + (size_t)KVC_TILE_PAGES * (size_t)n;
         struct block block;
         find_block(call, tile, i, &block);
         for (uint32_t p = 0; p < block.n_pages; p++)

@@ -104,7 +104,7 @@ static void make_layouts(struct kvc_page_layout *layouts, const kvc_cache_params
 /* Pages between two borders for a run of tokens that begins and ends anywhere. */
 static size_t pages_of(int32_t n_tokens)
 {
-    return ((size_t)n_tokens + 2 * KVC_PAGE_TOKENS - 2) / KVC_PAGE_TOKENS + 1;
+    return ((size_t)n_tokens + (size_t)2 * KVC_PAGE_TOKENS - 2) / KVC_PAGE_TOKENS + 1;
 }
 
 /* Unsealed pages of one sequence in one layer and head, at most: the recent window, what is left of
@@ -271,7 +271,7 @@ kvc_status kvc_cache_create(kvc_ctx *ctx, const kvc_cache_params *params, kvc_ca
     *cache = plan;
 
     memset(cache->tags, precision_tag(&params->precision), (size_t)cache->n_pairs);
-    memset(cache->class_of, -1, KVC_N_LAYOUTS);
+    memset(cache->class_of, UINT8_MAX, KVC_N_LAYOUTS);
     kvc_pages_init(cache, reserved_pages(cache));
     cache->n_free_columns = cache->n_columns;
     for (int32_t i = 0; i < cache->n_columns; i++)

@@ -40,7 +40,7 @@ static void slab_assign(struct kvc_cache *cache, int32_t page_class)
     c->n_free += (int32_t)c->per_slab;
 }
 
-static int8_t class_find(struct kvc_cache *cache, uint32_t n_bytes)
+static uint8_t class_find(struct kvc_cache *cache, uint32_t n_bytes)
 {
     int32_t i = 1; /* class 0 shares with nobody: its slabs are reserved */
     while (i < cache->n_classes && cache->classes[i].n_bytes != n_bytes)
@@ -53,7 +53,7 @@ static int8_t class_find(struct kvc_cache *cache, uint32_t n_bytes)
         };
         cache->n_classes++;
     }
-    return (int8_t)i;
+    return (uint8_t)i;
 }
 
 void kvc_pages_init(kvc_cache *cache, size_t reserved_pages)

@@ -94,8 +94,8 @@ struct kvc_cache {
     int32_t group;    /* query heads a KV head */
     int64_t n_tokens; /* over all sequences */
     struct kvc_page_layout layouts[KVC_N_LAYOUTS];
-    uint8_t *tags;    /* [n_pairs] precision of each layer and head */
-    int8_t *class_of; /* [KVC_N_LAYOUTS] */
+    uint8_t *tags;     /* [n_pairs] precision of each layer and head */
+    uint8_t *class_of; /* [KVC_N_LAYOUTS] */
 
     /* pages */
     char *pool;

@@ -184,7 +184,7 @@ static inline size_t kvc_attend_stride(size_t d)
 static inline size_t kvc_attend_work_size(size_t d_k)
 {
     return 16 * kvc_attend_stride(d_k > KVC_PAGE_ROWS ? d_k : KVC_PAGE_ROWS) +
-           (KVC_TILE_ROWS + 1) * KVC_PAGE_ROWS;
+           (size_t)(KVC_TILE_ROWS + 1) * KVC_PAGE_ROWS;
 }
 
 /* mass[page][row] += sum over the tile's rows of exp(s - lse[row]); only pages, q, scale, softcap

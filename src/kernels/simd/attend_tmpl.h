@@ -360,7 +360,7 @@ static inline void add_tokens(const struct kvc_attend_page *page, uint64_t mask,
 {
     const struct kvc_page_layout *layout = page->layout;
     const uint8_t *v = page->data + layout->v_codes;
-    const size_t block = SUM_VECTORS * VLEN;
+    const size_t block = (size_t)SUM_VECTORS * VLEN;
     size_t c = 0;
     for (; c + block <= layout->d8_v; c += block)
         add_channels(v + 2 * c, layout->v_stride, mask, weights, block, o + c);

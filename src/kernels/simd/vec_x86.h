@@ -83,7 +83,7 @@ static inline void b_transpose16(uint8_t tile[16][16])
     for (int i = 0; i < 16; i++)
         x[i] = _mm_loadu_si128((const __m128i *)(const void *)tile[i]);
     for (int round = 0; round < 4; round++) {
-        for (int i = 0; i < 8; i++) {
+        for (size_t i = 0; i < 8; i++) {
             y[2 * i] = _mm_unpacklo_epi8(x[i], x[i + 8]);
             y[2 * i + 1] = _mm_unpackhi_epi8(x[i], x[i + 8]);
         }
@@ -99,7 +99,7 @@ static inline void b_transpose8_u16(uint16_t tile[8][8])
     for (int i = 0; i < 8; i++)
         x[i] = _mm_loadu_si128((const __m128i *)(const void *)tile[i]);
     for (int round = 0; round < 3; round++) {
-        for (int i = 0; i < 4; i++) {
+        for (size_t i = 0; i < 4; i++) {
             y[2 * i] = _mm_unpacklo_epi16(x[i], x[i + 4]);
             y[2 * i + 1] = _mm_unpackhi_epi16(x[i], x[i + 4]);
         }
