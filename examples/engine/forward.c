@@ -216,7 +216,7 @@ static bool start_item(struct forward *f, const struct forward_item *item, size_
 
     for (size_t i = 0; i < item->n; i++) {
         const int32_t token = item->tokens[i];
-        if (token < 0 || (size_t)token >= m->shape.n_vocab)
+        if ((size_t)token >= m->shape.n_vocab) /* negative ones are too */
             return fail_with(failure, "token %d is not in the vocabulary", (int)token);
         memcpy(f->x + (row + i) * n_embd, m->embedding + (size_t)token * n_embd,
                n_embd * sizeof(float));

@@ -27,6 +27,7 @@ TEXTS = [
     "cafe\u0301 A\u030a", "\u6771\u4eac\u90fd \u3068\u5927\u962a", "\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440!",
     "\u0645\u0631\u062d\u0628\u0627 \u0639\u0644\u064a\u0643\u0645", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "\ud55c\uad6d\uc5b4 \uc785\ub2c8\ub2e4",
     "\U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1ee\U0001f1f9", "non\u00a0breaking\u2003em\u3000wide\u2028line",
+    "a \u00a0b", "n \u0085m", "v \u180ew", "em \u2003q",
     "zero\u200bwidth\ufeffmark\u00ad\u180e x", "int main(void) { return a[i]->b != 0 && !c; } /* ok */",
     "https://example.org/a_b?c=d&e=%20f#g", "!!! ... --- ___ ~~~ ``` \u2014\u2026\u201cq\u201d", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "x" + " " * 70 + "y", "<|im_start|>user\nhi<|im_end|>\n", "<|im_start|><|im_end|><|endoftext|>x", "<|im_start|", "\u00ff\u0100\u0120 G",

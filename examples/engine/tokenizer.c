@@ -292,10 +292,10 @@ static bool next_match(const struct encoding *e, const pcre2_code *code, const c
         pcre2_match(code, (PCRE2_SPTR)text, size, from, PCRE2_NO_UTF_CHECK, e->t->match, NULL);
     const PCRE2_SIZE *range = pcre2_get_ovector_pointer(e->t->match);
 
-    if (n < 0 && n != PCRE2_ERROR_NOMATCH)
-        return fail_with(e->failure, "the text cannot be split into words (PCRE2 error %d)", n);
     *first = n < 0 ? size : range[0];
     *last = n < 0 ? size : range[1];
+    if (n < 0 && n != PCRE2_ERROR_NOMATCH)
+        return fail_with(e->failure, "the text cannot be split into words (PCRE2 error %d)", n);
     return true;
 }
 

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# run.sh - every check of the project, as CI runs them; may be interrupted and repeated.
+# FUZZ_SECONDS: time of each fuzz target, 60 by default.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. examples/packages.sh
+
+export CC=gcc CXX=g++
+jobs=$(nproc)
+closing=()
+
+# step TEXT: says what comes next and how long it has taken so far.
+step()
+{
+    printf '\n== %s (%d s)\n' "$1" "$SECONDS"
+}
+
+# check PRESET: configures, builds and tests; keeps ctest's closing lines.
+check()
+{
+    step "preset $1: build"
+    cmake --preset "$1" >/dev/null
+    cmake --build --preset "$1"
+    step "preset $1: tests"
+    ctest --preset "$1" --timeout 900 -j "$jobs" 2>&1 | tee "build/$1/ctest.txt"
+    closing+=("$1: $(grep -E 'tests passed|Total Test time' "build/$1/ctest.txt" | tr -s '\n ' ' ')")
+}
+
+# fuzz TARGET: lets libFuzzer look for a failure; what it learns stays in build/fuzz/corpus.
+fuzz()
+{
+    local name corpus seeds
+    name=$(basename "$1")
+    corpus=build/fuzz/corpus/$name
+    seeds=tests/fuzz/corpus/$name
+    mkdir -p "$corpus"
+    [ -d "$seeds" ] || seeds=
+    step "$name: ${FUZZ_SECONDS:-60} s"
+    # shellcheck disable=SC2086
+    if ! "$1" -max_total_time="${FUZZ_SECONDS:-60}" -timeout=30 -rss_limit_mb=3072 \
+        -print_final_stats=1 -artifact_prefix="build/fuzz/$name-" "$corpus" $seeds \
+        >"build/fuzz/$name.txt" 2>&1; then
+        tail -n 60 "build/fuzz/$name.txt"
+        echo "$name failed"
+        exit 1
+    fi
+    closing+=("$name: $(grep -E '^Done' "build/fuzz/$name.txt")")
+}
+
+step "packages"
+need_packages gcc g++ clang libclang-rt-dev libc6-dev binutils cmake ninja-build pkg-config \
+    libcmocka-dev libopenblas-dev libpcre2-dev doxygen qemu-user
+step "model and text"
+examples/fetch_models.sh
+
+for preset in dev dev-clang asan tsan release; do
+    check "$preset"
+done
+
+step "preset fuzz: build"
+cmake --preset fuzz >/dev/null
+cmake --build --preset fuzz
+for target in build/fuzz/bin/fuzz_*; do
+    fuzz "$target"
+done
+
+step "all checks passed"
+printf '%s\n' "${closing[@]}"

@@ -1,0 +1,615 @@
+/* Attention over pages: every table, ref included, against float64 over the rows that are stored.
+ */
+#define _GNU_SOURCE /* MAP_ANONYMOUS */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "kernels/kernels.h"
+#include "kernels/page.h"
+#include "support/edge.h"
+#include "support/rng.h"
+
+enum { MAX_D = KVC_MAX_HEAD_DIM, ROWS = KVC_TILE_ROWS, PAGES = KVC_TILE_PAGES };
+
+static uint64_t seed = 1;
+
+static bool bit(uint64_t mask, uint32_t i)
+{
+    return mask >> i & 1;
+}
+
+/* A page and what attention gets of it; data ends where its bytes end. */
+struct test_page {
+    struct kvc_page_layout layout;
+    uint8_t *data;
+    uint32_t n_rows;
+    uint64_t mask[ROWS];
+};
+
+/* The rows of an open page are random, and NaN where nobody looks. */
+static uint8_t *open_page(const struct kvc_page_layout *layout, uint32_t n_rows, uint64_t seen)
+{
+    uint8_t *data = edge_new(layout->n_bytes);
+    memset(data, 0xff, layout->n_bytes);
+    for (uint32_t t = 0; t < n_rows; t++) {
+        uint16_t *k = (uint16_t *)(void *)(data + (size_t)t * layout->k_stride);
+        uint16_t *v = (uint16_t *)(void *)(data + layout->v_codes + (size_t)t * layout->v_stride);
+        for (uint32_t c = 0; c < layout->d8_k && bit(seen, t); c++)
+            k[c] = c < layout->d_k ? kvc_half_from_float(2 * rng_unit(&seed)) : 0;
+        for (uint32_t c = 0; c < layout->d8_v && bit(seen, t); c++)
+            v[c] = c < layout->d_v ? kvc_half_from_float(2 * rng_unit(&seed)) : 0;
+    }
+    return data;
+}
+
+/* NaN in transposed values that nobody sees: stored halves are finite, holes are anything. */
+static void poison_values(const struct test_page *page, uint64_t seen)
+{
+    for (uint32_t c = 0; c < page->layout.d8_v; c++) {
+        uint16_t *line = (uint16_t *)(void *)(page->data + page->layout.v_codes +
+                                              (size_t)c * page->layout.v_stride);
+        for (uint32_t t = 0; t < KVC_PAGE_ROWS; t++)
+            if (!bit(seen, t))
+                line[t] = t % 2 ? 0x7e00 : 0xfc00;
+    }
+}
+
+static struct test_page sealed_page(int d_k, int d_v, int k_format, int k_scale, int v_format,
+                                    int v_scale, uint32_t n_rows, uint64_t seen)
+{
+    const struct kvc_page_layout from =
+        kvc_page_layout_make(d_k, d_v, KVC_F16, 0, KVC_F16, 0, true, KVC_PAGE_ROWS);
+    struct test_page page = {.layout = kvc_page_layout_make(d_k, d_v, (uint8_t)k_format,
+                                                            (uint8_t)k_scale, (uint8_t)v_format,
+                                                            (uint8_t)v_scale, false, KVC_PAGE_ROWS),
+                             .n_rows = n_rows};
+    uint8_t *open = open_page(&from, n_rows, ~UINT64_C(0));
+    const struct kvc_seal_job job = {.from = &from,
+                                     .to = &page.layout,
+                                     .src = open,
+                                     .dst = page.data = edge_new(page.layout.n_bytes),
+                                     .n_rows = n_rows,
+                                     .absmax_k = 2.0f,
+                                     .absmax_v = 2.0f};
+    kvc_seal_page_ref(NULL, &job);
+    edge_free(open, from.n_bytes);
+    if (v_format == KVC_F16)
+        poison_values(&page, seen);
+    return page;
+}
+
+static uint64_t random_mask(uint32_t n_rows, uint32_t row)
+{
+    const uint64_t held = ~UINT64_C(0) >> (KVC_PAGE_ROWS - n_rows), bits = rng_next(&seed);
+    switch (rng_below(&seed, 6)) {
+    case 0: return 0;
+    case 1: return held & bits;
+    case 2: return held & bits & rng_next(&seed) & rng_next(&seed);
+    case 3: return held & ~UINT64_C(0) >> (63 - (bits % 48 + row));
+    case 4: return UINT64_C(1) << bits % n_rows;
+    default: return ~UINT64_C(0); /* bits beyond n_rows mean nothing */
+    }
+}
+
+static struct test_page random_page(int d_k, int d_v, uint32_t n_rows_of_tile)
+{
+    static const uint8_t scales[] = {KVC_SCALE_HEAD, KVC_SCALE_TOKEN, KVC_SCALE_CHANNEL};
+    const bool strip = rng_below(&seed, 8) == 0;
+    const uint32_t n_rows = strip                 ? 1 + (uint32_t)rng_below(&seed, 6)
+                            : rng_below(&seed, 2) ? 64
+                                                  : 1 + (uint32_t)rng_below(&seed, 64);
+    struct test_page page;
+    uint64_t mask[ROWS] = {0}, seen = 0;
+    for (uint32_t row = 0; row < n_rows_of_tile; row++) {
+        mask[row] = random_mask(n_rows, row);
+        seen |= mask[row];
+    }
+    if (strip || rng_below(&seed, 6) == 0) { /* or an open page */
+        page.layout = kvc_page_layout_make(d_k, d_v, KVC_F16, 0, KVC_F16, 0, true,
+                                           strip ? n_rows : KVC_PAGE_ROWS);
+        page.data = open_page(&page.layout, n_rows, seen);
+        page.n_rows = n_rows;
+    } else {
+        page = sealed_page(d_k, d_v, (int)rng_below(&seed, 3), scales[rng_below(&seed, 3)],
+                           (int)rng_below(&seed, 3), scales[rng_below(&seed, 3)], n_rows, seen);
+    }
+    memcpy(page.mask, mask, sizeof(mask));
+    return page;
+}
+
+/* A tile with all its memory, each block ending at a fault. */
+struct test_tile {
+    struct test_page page[PAGES];
+    struct kvc_attend_page attend[PAGES];
+    struct kvc_attend_tile tile;
+    float *q; /* of tile */
+    size_t q_size, o_size, r_size, p_size, w_size;
+};
+
+static void tile_buffers(struct test_tile *t, int d_k, int d_v)
+{
+    struct kvc_attend_tile *tile = &t->tile;
+    t->q_size = tile->n_rows * kvc_attend_stride((size_t)d_k) * sizeof(float);
+    t->o_size = tile->n_rows * kvc_attend_stride((size_t)d_v) * sizeof(float);
+    t->r_size = tile->n_rows * sizeof(float);
+    t->p_size = tile->n_pages * t->r_size;
+    t->w_size = kvc_attend_work_size((size_t)d_k) * sizeof(float);
+    t->q = edge_new(t->q_size);
+    memset(t->q, 0, t->q_size);
+    for (uint32_t r = 0; r < tile->n_rows; r++)
+        for (int c = 0; c < d_k; c++)
+            t->q[r * kvc_attend_stride((size_t)d_k) + (size_t)c] = 3 * rng_unit(&seed);
+    tile->q = t->q;
+    tile->pages = t->attend;
+    tile->m = edge_new(t->r_size);
+    tile->l = edge_new(t->r_size);
+    tile->o = edge_new(t->o_size);
+    tile->page_m = edge_new(t->p_size);
+    tile->page_l = edge_new(t->p_size);
+    tile->work = edge_new(t->w_size);
+    memset(tile->work, 0xff, t->w_size);
+}
+
+static void tile_point(struct test_tile *t)
+{
+    for (uint32_t p = 0; p < t->tile.n_pages; p++)
+        t->attend[p] = (struct kvc_attend_page){.data = t->page[p].data,
+                                                .layout = &t->page[p].layout,
+                                                .n_rows = t->page[p].n_rows,
+                                                .mask = t->page[p].mask};
+}
+
+static struct test_tile *tile_new(int d_k, int d_v, uint32_t n_rows, uint32_t n_pages,
+                                  float softcap)
+{
+    struct test_tile *t = calloc(1, sizeof(*t));
+    assert_non_null(t);
+    t->tile.n_rows = n_rows;
+    t->tile.n_pages = n_pages;
+    t->tile.scale = 1 / sqrtf((float)d_k);
+    t->tile.softcap = softcap;
+    for (uint32_t p = 0; p < n_pages; p++)
+        t->page[p] = random_page(d_k, d_v, n_rows);
+    tile_point(t);
+    tile_buffers(t, d_k, d_v);
+    return t;
+}
+
+static void tile_free(struct test_tile *t)
+{
+    for (uint32_t p = 0; p < t->tile.n_pages; p++)
+        edge_free(t->page[p].data, t->page[p].layout.n_bytes);
+    edge_free(t->q, t->q_size);
+    edge_free(t->tile.m, t->r_size);
+    edge_free(t->tile.l, t->r_size);
+    edge_free(t->tile.o, t->o_size);
+    edge_free(t->tile.page_m, t->p_size);
+    edge_free(t->tile.page_l, t->p_size);
+    edge_free(t->tile.work, t->w_size);
+    free(t);
+}
+
+/* One row of attention in float64. */
+struct truth {
+    double lse, out[MAX_D], weight[PAGES][KVC_PAGE_ROWS], page[PAGES];
+};
+
+static double true_score(const struct kvc_attend_tile *tile, const float *q, const float *k,
+                         uint32_t d_k)
+{
+    double dot = 0;
+    for (uint32_t c = 0; c < d_k; c++)
+        dot += (double)q[c] * (double)k[c];
+    dot *= (double)tile->scale;
+    return tile->softcap > 0 ? (double)tile->softcap * tanh(dot / (double)tile->softcap) : dot;
+}
+
+/* Weights relative to a fixed point that the scores of these tests do not leave far behind. */
+static void true_row(const struct test_tile *t, uint32_t row, struct truth *truth)
+{
+    static float k[KVC_PAGE_ROWS * MAX_D], v[KVC_PAGE_ROWS * MAX_D];
+    const uint32_t d_k = t->page[0].layout.d_k, d_v = t->page[0].layout.d_v;
+    double sum = 0;
+    memset(truth, 0, sizeof(*truth));
+    for (uint32_t p = 0; p < t->tile.n_pages; p++) {
+        const struct test_page *page = &t->page[p];
+        kvc_read_page_ref(NULL, &page->layout, page->data, 0, page->n_rows, k, v);
+        for (uint32_t i = 0; i < page->n_rows; i++) {
+            if (!bit(page->mask[row], i))
+                continue;
+            const double w = exp(true_score(&t->tile, t->tile.q + row * kvc_attend_stride(d_k),
+                                            k + (size_t)i * d_k, d_k));
+            truth->weight[p][i] = w;
+            truth->page[p] += w;
+            for (uint32_t c = 0; c < d_v; c++)
+                truth->out[c] += w * (double)v[(size_t)i * d_v + c];
+        }
+        sum += truth->page[p];
+    }
+    truth->lse = log(sum);
+    for (uint32_t c = 0; c < d_v && sum > 0; c++)
+        truth->out[c] /= sum;
+    for (uint32_t p = 0; p < t->tile.n_pages && sum > 0; p++) {
+        truth->page[p] /= sum;
+        for (uint32_t i = 0; i < KVC_PAGE_ROWS; i++)
+            truth->weight[p][i] /= sum;
+    }
+}
+
+/* Largest |got - want| over the largest |want|. */
+static double relative_error(const float *got, const double *want, uint32_t n)
+{
+    double error = 0, largest = 1e-30;
+    for (uint32_t c = 0; c < n; c++) {
+        const double e = fabs((double)got[c] - want[c]);
+        if (!(e <= error))
+            error = e;
+        largest = fmax(largest, fabs(want[c]));
+    }
+    return error / largest;
+}
+
+static void check_row(const struct test_tile *t, uint32_t row, const struct truth *truth,
+                      const float *out, float lse)
+{
+    const uint32_t d_v = t->page[0].layout.d_v, stride = (uint32_t)kvc_attend_stride(d_v);
+    for (uint32_t c = d_v; c < stride; c++)
+        assert_true(t->tile.o[(size_t)row * stride + c] == 0);
+    if (isinf(truth->lse)) {
+        assert_true(lse == -INFINITY && t->tile.l[row] == 0 && t->tile.m[row] == -INFINITY);
+        for (uint32_t c = 0; c < d_v; c++)
+            assert_true(out[c] == 0);
+        return;
+    }
+    assert_true(fabs((double)lse - truth->lse) <= 1e-5 * (1 + fabs(truth->lse)));
+    assert_true(relative_error(out, truth->out, d_v) <= 2e-5);
+    for (uint32_t p = 0; p < t->tile.n_pages; p++) {
+        const size_t i = (size_t)p * t->tile.n_rows + row;
+        const double mass =
+            (double)t->tile.page_l[i] * exp((double)t->tile.page_m[i] - (double)lse);
+        assert_true(fabs((t->tile.page_l[i] == 0 ? 0 : mass) - truth->page[p]) <= 2e-5);
+    }
+}
+
+static void attend(const struct kvc_kernels *k, const struct test_tile *t, float *out, float *lse)
+{
+    const uint32_t d_v = t->page[0].layout.d_v;
+    const struct kvc_attend_part part = {.m = t->tile.m, .l = t->tile.l, .o = t->tile.o};
+    assert_int_equal(k->attend_pages(NULL, &t->tile), KVC_OK);
+    assert_int_equal(
+        k->finish_rows(NULL, &part, t->tile.n_rows, d_v, out, KVC_DTYPE_F32, MAX_D, lse), KVC_OK);
+}
+
+static void check_masses(const struct kvc_kernels *k, const struct test_tile *t,
+                         const struct truth *truth, const float *lse)
+{
+    const size_t n = (size_t)t->tile.n_pages * KVC_PAGE_ROWS;
+    float *mass = edge_new(n * sizeof(float));
+    for (size_t i = 0; i < n; i++)
+        mass[i] = 1;
+    assert_int_equal(k->mass_pages(NULL, &t->tile, lse, mass), KVC_OK);
+    for (uint32_t p = 0; p < t->tile.n_pages; p++)
+        for (uint32_t i = 0; i < KVC_PAGE_ROWS; i++) {
+            double want = 1;
+            for (uint32_t row = 0; row < t->tile.n_rows; row++)
+                want += truth[row].weight[p][i];
+            assert_true(fabs((double)mass[p * KVC_PAGE_ROWS + i] - want) <= 2e-5 * want);
+        }
+    edge_free(mass, n * sizeof(float));
+}
+
+static void check_tile(const struct test_tile *t)
+{
+    static struct truth truth[ROWS];
+    static float out[ROWS * MAX_D], again[ROWS * MAX_D];
+    float lse[ROWS], lse_again[ROWS];
+    for (uint32_t row = 0; row < t->tile.n_rows; row++)
+        true_row(t, row, &truth[row]);
+    for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
+        attend(*k, t, out, lse);
+        for (uint32_t row = 0; row < t->tile.n_rows; row++)
+            check_row(t, row, &truth[row], out + (size_t)row * MAX_D, lse[row]);
+        attend(*k, t, again, lse_again);
+        for (uint32_t row = 0; row < t->tile.n_rows; row++)
+            assert_memory_equal(out + (size_t)row * MAX_D, again + (size_t)row * MAX_D,
+                                t->page[0].layout.d_v * sizeof(float));
+        assert_memory_equal(lse, lse_again, t->tile.n_rows * sizeof(float));
+        check_masses(*k, t, truth, lse);
+    }
+}
+
+static void attention_equals_float64(void **state)
+{
+    static const int sizes[] = {64, 80, 96, 112, 128, 256, 512};
+    (void)state;
+    for (int i = 0; i < 160; i++) {
+        const bool big = i >= 80;
+        const int d_k = big ? sizes[rng_below(&seed, 7)] : 1 + i;
+        const int d_v = big ? sizes[rng_below(&seed, 7)] : 1 + (int)rng_below(&seed, 80);
+        const uint32_t n_rows = 1 + (uint32_t)(i % ROWS);
+        const uint32_t n_pages = 1 + (uint32_t)rng_below(&seed, big ? 6 : PAGES);
+        struct test_tile *t = tile_new(d_k, d_v, n_rows, n_pages, (const float[]){0, 2, 30}[i % 3]);
+        check_tile(t);
+        tile_free(t);
+    }
+}
+
+/* Every pair of codes of K and V, with one row, a block and more. */
+static void every_format_equals_float64(void **state)
+{
+    static const uint8_t codes[7][2] = {{KVC_F16, 0},  {KVC_INT8, 0}, {KVC_INT8, 1}, {KVC_INT8, 2},
+                                        {KVC_INT4, 0}, {KVC_INT4, 1}, {KVC_INT4, 2}};
+    (void)state;
+    for (int i = 0; i < 49 * 4; i++) {
+        const uint8_t *k = codes[i % 7], *v = codes[i / 7 % 7];
+        struct test_tile *t = tile_new(40, 72, (const uint32_t[]){1, 2, 3, 7}[i / 49], 1, 0);
+        edge_free(t->page[0].data, t->page[0].layout.n_bytes);
+        const struct test_page old = t->page[0];
+        uint64_t seen = 0;
+        for (uint32_t r = 0; r < t->tile.n_rows; r++)
+            seen |= old.mask[r];
+        t->page[0] = sealed_page(40, 72, k[0], k[1], v[0], v[1], old.n_rows, seen);
+        memcpy(t->page[0].mask, old.mask, sizeof(old.mask));
+        tile_point(t);
+        check_tile(t);
+        tile_free(t);
+    }
+}
+
+/* The row alone, as a tile of one: same bits. */
+static void check_alone(const struct kvc_kernels *k, const struct test_tile *t, uint32_t row)
+{
+    const struct kvc_page_layout *layout = &t->page[0].layout;
+    const size_t stride = kvc_attend_stride(layout->d_v);
+    struct kvc_attend_page pages[PAGES];
+    float m, l, page_m[PAGES], page_l[PAGES];
+    struct kvc_attend_tile one = t->tile;
+    for (uint32_t p = 0; p < one.n_pages; p++) {
+        pages[p] = t->attend[p];
+        pages[p].mask += row;
+    }
+    one.pages = pages;
+    one.n_rows = 1;
+    one.q += row * kvc_attend_stride(layout->d_k);
+    one.m = &m;
+    one.l = &l;
+    one.page_m = page_m;
+    one.page_l = page_l;
+    one.o = edge_new(stride * sizeof(float));
+    k->attend_pages(NULL, &one);
+    assert_memory_equal(&m, &t->tile.m[row], sizeof(m));
+    assert_memory_equal(&l, &t->tile.l[row], sizeof(l));
+    assert_memory_equal(one.o, t->tile.o + row * stride, layout->d_v * sizeof(float));
+    for (uint32_t p = 0; p < one.n_pages; p++) {
+        assert_memory_equal(&page_m[p], &t->tile.page_m[p * t->tile.n_rows + row], sizeof(m));
+        assert_memory_equal(&page_l[p], &t->tile.page_l[p * t->tile.n_rows + row], sizeof(l));
+    }
+    edge_free(one.o, stride * sizeof(float));
+}
+
+static void rows_do_not_depend_on_each_other(void **state)
+{
+    static const int sizes[] = {8, 33, 64, 80, 128};
+    (void)state;
+    for (int i = 0; i < 40; i++) {
+        const uint32_t n_rows = 2 + (uint32_t)rng_below(&seed, ROWS - 1);
+        const int d_k = sizes[i % 5], d_v = sizes[i / 5 % 5];
+        struct test_tile *t = tile_new(d_k, d_v, n_rows, 5, i % 2 ? 0.0f : 20.0f);
+        /* The last query is NaN, and so is a token that only the last row sees. */
+        t->q[(n_rows - 1) * kvc_attend_stride((size_t)d_k) + (size_t)d_k / 2] = NAN;
+        struct test_page *page = &t->page[2];
+        edge_free(page->data, page->layout.n_bytes);
+        page->layout = kvc_page_layout_make(d_k, d_v, KVC_F16, 0, KVC_F16, 0, true, 64);
+        page->n_rows = 64;
+        page->data = open_page(&page->layout, 64, ~UINT64_C(1));
+        for (uint32_t r = 0; r < n_rows; r++)
+            page->mask[r] = r + 1 < n_rows ? page->mask[r] & ~UINT64_C(1) : 1;
+        tile_point(t);
+        for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
+            (*k)->attend_pages(NULL, &t->tile);
+            for (uint32_t r = 0; r < n_rows; r++) {
+                if (r + 1 < n_rows)
+                    check_alone(*k, t, r);
+                assert_int_equal(isnan(t->tile.m[r]), r + 1 == n_rows);
+                assert_int_equal(isnan(t->tile.l[r]), r + 1 == n_rows);
+                assert_int_equal(isnan(t->tile.o[r * kvc_attend_stride((size_t)d_v)]),
+                                 r + 1 == n_rows);
+            }
+        }
+        tile_free(t);
+    }
+}
+
+/* Scores of +-200 in either order: neither weights nor their rescaling may overflow. */
+static void distant_scores_do_not_overflow(void **state)
+{
+    (void)state;
+    for (int first = 0; first < 2; first++) {
+        struct test_tile *t = tile_new(1, 1, 1, 2, 0);
+        for (int p = 0; p < 2; p++) {
+            edge_free(t->page[p].data, t->page[p].layout.n_bytes);
+            t->page[p] = sealed_page(1, 1, KVC_F16, 0, KVC_F16, 0, 64, ~UINT64_C(0));
+            t->page[p].mask[0] = ~UINT64_C(0);
+            for (int i = 0; i < KVC_PAGE_ROWS; i++) {
+                uint16_t *k = (uint16_t *)(void *)t->page[p].data + (size_t)i * 8;
+                uint16_t *v = (uint16_t *)(void *)(t->page[p].data + t->page[p].layout.v_codes);
+                k[0] = p == first ? 0x4000 : 0xc000; /* +-2 */
+                v[i] = p == first ? 0x3c00 : 0xfbff; /* 1, -65504 */
+            }
+        }
+        tile_point(t);
+        t->q[0] = 100;
+        for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
+            float out[MAX_D], lse;
+            attend(*k, t, out, &lse);
+            assert_true(out[0] == 1);
+            assert_true(fabsf(lse - 200 - logf(64)) <= 1e-4f);
+        }
+        tile_free(t);
+    }
+}
+
+/* 32768 tokens with nearly equal weights, merged from tiles: errors must not add up. */
+static void long_contexts_stay_exact(void **state)
+{
+    enum { D = 128, N_TILES = 32 };
+    static struct test_tile *tiles[N_TILES];
+    static struct truth truth;
+    (void)state;
+    double out[D] = {0}, sum = 0;
+    for (int i = 0; i < N_TILES; i++) {
+        struct test_tile *t = tiles[i] = tile_new(D, D, 1, PAGES, 0);
+        for (uint32_t p = 0; p < PAGES; p++) {
+            edge_free(t->page[p].data, t->page[p].layout.n_bytes);
+            t->page[p] = sealed_page(D, D, KVC_INT8, KVC_SCALE_TOKEN, i % 2 ? KVC_INT8 : KVC_INT4,
+                                     KVC_SCALE_TOKEN, 64, ~UINT64_C(0));
+            t->page[p].mask[0] = ~UINT64_C(0);
+        }
+        tile_point(t);
+        for (int c = 0; c < D; c++)
+            t->q[c] = 0.02f * (float)(c % 5);
+        true_row(t, 0, &truth);
+        sum += exp(truth.lse);
+        for (int c = 0; c < D; c++)
+            out[c] += truth.out[c] * exp(truth.lse);
+    }
+    for (int c = 0; c < D; c++)
+        out[c] /= sum;
+    for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
+        struct kvc_attend_part all = {0};
+        float got[D], lse;
+        for (int i = 0; i < N_TILES; i++) {
+            const struct kvc_attend_tile *tile = &tiles[i]->tile;
+            const struct kvc_attend_part part = {.m = tile->m, .l = tile->l, .o = tile->o};
+            (*k)->attend_pages(NULL, tile);
+            if (i == 0)
+                all = part;
+            else
+                assert_int_equal((*k)->merge_parts(NULL, &all, &part, 1, D), KVC_OK);
+        }
+        (*k)->finish_rows(NULL, &all, 1, D, got, KVC_DTYPE_F32, D, &lse);
+        assert_true(fabs((double)lse - log(sum)) <= 1e-5);
+        print_message("%s: 32768 tokens, error %.1e\n", (*k)->name, relative_error(got, out, D));
+        assert_true(relative_error(got, out, D) <= 2e-5);
+    }
+    for (int i = 0; i < N_TILES; i++)
+        tile_free(tiles[i]);
+}
+
+/* Parts with nothing seen, NaN, and large differences; the arithmetic is the same in all tables. */
+static void parts_merge_as_ref(void **state)
+{
+    enum { D = 37, N = 6 };
+    const size_t stride = kvc_attend_stride(D);
+    (void)state;
+    for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
+        float m[4][N] = {{-INFINITY, 1, 2, -INFINITY, 5, 0},
+                         {3, -INFINITY, 200, -INFINITY, 4.5f, 0}};
+        float l[4][N] = {{0, 2, 3, 0, 1, 1}, {1, 0, 1, 0, 7, 2}};
+        static float o[4][N * 48];
+        for (size_t i = 0; i < N * stride; i++) {
+            o[0][i] = l[0][i / stride] * rng_unit(&seed);
+            o[1][i] = l[1][i / stride] * rng_unit(&seed);
+        }
+        memcpy(m[2], m[0], sizeof(m[0]));
+        memcpy(l[2], l[0], sizeof(l[0]));
+        memcpy(o[2], o[0], sizeof(o[0]));
+        const struct kvc_attend_part part = {m[1], l[1], o[1]};
+        struct kvc_attend_part want = {m[0], l[0], o[0]}, got = {m[2], l[2], o[2]};
+        kvc_merge_parts_ref(NULL, &want, &part, N, D);
+        assert_int_equal((*k)->merge_parts(NULL, &got, &part, N, D), KVC_OK);
+        for (size_t r = 0; r < N; r++) {
+            assert_true(m[0][r] == m[2][r] && l[0][r] == l[2][r]);
+            assert_memory_equal(o[0] + r * stride, o[2] + r * stride, D * sizeof(float));
+        }
+    }
+}
+
+static void finished_rows_equal_ref(void **state)
+{
+    enum { N = 4 };
+    (void)state;
+    for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++)
+        for (size_t d = 1; d <= 80; d++)
+            for (int dtype = KVC_DTYPE_F32; dtype <= KVC_DTYPE_BF16; dtype++) {
+                const size_t element = dtype == KVC_DTYPE_F32 ? 4 : 2, stride = d + 3;
+                const size_t size = ((N - 1) * stride + d) * element;
+                float m[N] = {1, -INFINITY, 3, NAN}, l[N] = {0.5f, 0, 1e-6f, 1};
+                float o[N * 80], want_lse[N], got_lse[N];
+                uint8_t *want = edge_new(size), *got = edge_new(size);
+                memset(want, 0xa5, size);
+                memset(got, 0xa5, size);
+                for (size_t i = 0; i < (size_t)N * 80; i++)
+                    o[i] = i % 17 == 5    ? 1e-7f * rng_unit(&seed)
+                           : i % 17 == 11 ? kvc_float_from_bits(0x7fffffff)
+                                          : rng_unit(&seed);
+                const struct kvc_attend_part part = {m, l, o};
+                kvc_finish_rows_ref(NULL, &part, N, d, want, (kvc_dtype)dtype, stride, want_lse);
+                assert_int_equal(
+                    (*k)->finish_rows(NULL, &part, N, d, got, (kvc_dtype)dtype, stride, got_lse),
+                    KVC_OK);
+                assert_memory_equal(got, want, size);
+                assert_memory_equal(got_lse, want_lse, 3 * sizeof(float));
+                edge_free(want, size);
+                edge_free(got, size);
+            }
+}
+
+static double now(void)
+{
+    struct timespec t;
+    timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+/* ns a page of K and V together, head size 128, pages in cache. */
+static void bench(const struct kvc_kernels *k, int format, uint32_t n_rows)
+{
+    struct test_tile *t = tile_new(128, 128, n_rows, PAGES, 0);
+    double best = 1e30;
+    for (uint32_t p = 0; p < PAGES; p++) {
+        edge_free(t->page[p].data, t->page[p].layout.n_bytes);
+        t->page[p] = sealed_page(128, 128, format, KVC_SCALE_TOKEN, format, KVC_SCALE_TOKEN, 64,
+                                 ~UINT64_C(0));
+        for (uint32_t r = 0; r < n_rows; r++)
+            t->page[p].mask[r] = ~UINT64_C(0);
+    }
+    tile_point(t);
+    for (int i = 0; i < 300 && (i < 3 || k != &kvc_kernels_ref); i++) {
+        const double start = now();
+        k->attend_pages(NULL, &t->tile);
+        best = fmin(best, now() - start);
+    }
+    printf("%-7s attend_pages %s rows %2u: %9.0f ns a page\n", k->name,
+           (const char *[]){"f16 ", "int8", "int4"}[format], n_rows, best / PAGES);
+    tile_free(t);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attention_equals_float64),
+        cmocka_unit_test(every_format_equals_float64),
+        cmocka_unit_test(rows_do_not_depend_on_each_other),
+        cmocka_unit_test(distant_scores_do_not_overflow),
+        cmocka_unit_test(long_contexts_stay_exact),
+        cmocka_unit_test(parts_merge_as_ref),
+        cmocka_unit_test(finished_rows_equal_ref),
+    };
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
+        for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++)
+            for (int format = KVC_F16; format <= KVC_INT4; format++)
+                for (uint32_t n_rows = 1; n_rows <= ROWS; n_rows *= 2)
+                    bench(*k, format, n_rows);
+        return 0;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
