@@ -142,7 +142,7 @@ typedef struct kvc_stats {
     size_t f16_page_bytes;    /**< unsealed pages, whole, open ones included */
     size_t sealed_page_bytes; /**< sealed pages, whole */
     size_t strip_bytes;       /**< exact rows of the sinks, of every live sequence */
-    size_t entry_bytes;       /**< page table, with scores and lists of moved rows */
+    size_t entry_bytes;       /**< page table, with scores */
     size_t token_bytes;       /**< token table */
     size_t fixed_bytes;     /**< does not depend on the tokens: the five lines below, in addition to
                                free parts */
@@ -410,9 +410,9 @@ KVC_API void kvc_attend_options_default(const kvc_cache *cache, kvc_attend_optio
  * = sum_j exp(s[h][j] - lse[h]) v[h / g][j]
  *
  * Computed in fp32; error at most 2e-5 of the largest output of the row, against float64 on the
- * stored values. The result does not depend on parallel_for, nor on how many queries one call
- * holds, bit for bit. A query that sees no row gets zeros and lse -inf. The last probe_rows query
- * rows are kept for kvc_seq_read_probes().
+ * stored values (of the weighted sum of |v| where values cancel). The result does not depend on
+ * parallel_for, nor on how many queries one call holds, bit for bit. A query that sees no row gets
+ * zeros and lse -inf. The last probe_rows query rows are kept for kvc_seq_read_probes().
  *
  * @param cache     A cache.
  * @param seq       Every announced token has its K and V in this layer.
@@ -450,8 +450,8 @@ KVC_API kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_a
 
 /**
  * Release a hold and seal every page whose tokens all lie behind the recent window, short ones too.
- * Rows of pages with TOKEN scales (and F16) that removals left with holes are moved together, bit
- * for bit, where that frees a page; pages that other sequences share stay.
+ * Rows of pages with TOKEN scales (and F16) that removals left with holes, or truncations short,
+ * are moved together, bit for bit, where that frees a page; pages that other sequences share stay.
  *
  * @param cache           A cache.
  * @param seq             Every announced token has its K and V in every layer.
