@@ -427,10 +427,12 @@ static void dequantizes_6_bits(void **state)
         block[192 + s] = (uint8_t)(s - 8);
     block[208] = 0x00, block[209] = 0x38; /* d = 0.5 */
     block[64 + 37] = 0x0f; /* second half: element 37 of its first 64, and 64 further */
-    for (int e = 0; e < 256; e++)
-        want[e] = 0.5f * (float)(e / 16 - 8) * codes[e % 128 / 32];
-    want[128 + 37] = 0.5f * (float)(165 / 16 - 8) * (15.0f + 16.0f - 32.0f);
-    want[128 + 101] = 0.5f * (float)(229 / 16 - 8) * (0.0f + 48.0f - 32.0f);
+    for (int e = 0; e < 256; e++) {
+        const int scale = e / 16 - 8;
+        want[e] = 0.5f * (float)scale * codes[e % 128 / 32];
+    }
+    want[128 + 37] = 0.5f * 2.0f * (15.0f + 16.0f - 32.0f); /* scales 10 - 8 and 14 - 8 */
+    want[128 + 101] = 0.5f * 6.0f * (0.0f + 48.0f - 32.0f);
     check_block(14, block, 210, want, 256);
 }
 

@@ -296,7 +296,7 @@ static double bits_per_element(size_t head_dim, const kvc_precision *p)
     const size_t bytes =
         code_bytes(head_dim, p->k, p->k_scale) + code_bytes(head_dim, p->v, p->v_scale);
 
-    return 8.0 * (double)bytes / (double)(2 * KVC_PAGE_TOKENS * head_dim);
+    return 8.0 * (double)bytes / (double)(head_dim * 2 * KVC_PAGE_TOKENS);
 }
 
 static void print_report(const struct comparison *c)

@@ -124,7 +124,7 @@ static void q4_k(const uint8_t *src, float *dst)
     for (int g = 0; g < 8; g++) {
         const int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | (s[g - 4] >> 6) << 4;
         const int min = g < 4 ? s[g + 4] & 63 : (s[g + 4] >> 4) | (s[g] >> 6) << 4;
-        const uint8_t *q = nibbles + g / 2 * 32;
+        const uint8_t *q = nibbles + (ptrdiff_t)(g / 2) * 32;
         for (int i = 0; i < 32; i++) {
             const int code = g % 2 ? q[i] >> 4 : q[i] & 15;
             dst[g * 32 + i] = d * (float)scale * (float)code - m * (float)min;
@@ -142,8 +142,8 @@ static void q6_k(const uint8_t *src, float *dst)
         const int half = e / 128, quarter = e % 128 / 32, i = e % 32;
         const int low = src[half * 64 + quarter % 2 * 32 + i] >> (quarter / 2 * 4) & 15;
         const int high = src[128 + half * 32 + i] >> (quarter * 2) & 3;
-        const int scale = (int8_t)src[192 + e / 16];
-        dst[e] = d * (float)scale * (float)((low | high << 4) - 32);
+        const float scale = (float)(int8_t)src[192 + e / 16];
+        dst[e] = d * scale * (float)((low | high << 4) - 32);
     }
 }
 

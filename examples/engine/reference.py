@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Expected logits, greedy tokens and token ids of a GGUF llama model, for the tests of the engine.
 
-Usage: reference.py logits|tokens MODEL.gguf > OUT.inc     needs numpy, gguf and tokenizers from PyPI
+Usage: reference.py logits|tokens MODEL.gguf > OUT.inc
+Needs numpy, gguf and tokenizers from PyPI.
 
-Weights are dequantized by the gguf package, texts are split by the tokenizers package, the forward pass is numpy:
-nothing of the engine is used. K and V are kept in fp32; with --f16 they are rounded to half, as an F16 cache does.
+Weights are dequantized by the gguf package, texts are split by the tokenizers package, the forward
+pass is numpy: nothing of the engine is used. K and V are kept in fp32; with --f16 they are rounded
+to half, as an F16 cache does.
 """
 import argparse
 import textwrap
@@ -15,22 +17,30 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 PROMPTS = [
     "The old lighthouse keeper climbed the stairs every evening, and when he reached the top he",
-    "def fibonacci(n):\n    if n < 2:\n        return n\n    a, b = 0, 1\n    for i in range(2, 1024):\n",
-    "<|im_start|>user\nWhat is the capital of Italy, and why is it called eternal? Caf\u00e9 \u2192 "
-    "\u6771\u4eac \U0001f600<|im_end|>\n<|im_start|>assistant\n",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    a, b = 0, 1\n"
+    "    for i in range(2, 1024):\n",
+    "<|im_start|>user\nWhat is the capital of Italy, and why is it called eternal? "
+    "Caf\u00e9 \u2192 \u6771\u4eac \U0001f600<|im_end|>\n<|im_start|>assistant\n",
 ]
 TEXTS = [
-    "Hello world", " Hello  world ", "a", "   ", "\n", "\n\n\n", "\t\tif x:\n\t\t\treturn  1\n", "a\r\nb\r\n\r\nc",
-    "line one\n  line two\n\n    line three", "trailing space ", "two  spaces   three    four",
-    "2048", "In 1969, 12,345.678 x 10^-9", "abc123def456", " 7 8  9   10", "a  1", "\u0663\u0664 \u2167 \u00bd \u00b2",
-    "I'm you're we've he'll she'd it's don't I'M YOU'RE", "'s 't ''s 'x", "caf\u00e9 na\u00efve r\u00e9sum\u00e9",
-    "cafe\u0301 A\u030a", "\u6771\u4eac\u90fd \u3068\u5927\u962a", "\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440!",
-    "\u0645\u0631\u062d\u0628\u0627 \u0639\u0644\u064a\u0643\u0645", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "\ud55c\uad6d\uc5b4 \uc785\ub2c8\ub2e4",
-    "\U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1ee\U0001f1f9", "non\u00a0breaking\u2003em\u3000wide\u2028line",
-    "a \u00a0b", "n \u0085m", "v \u180ew", "em \u2003q",
-    "zero\u200bwidth\ufeffmark\u00ad\u180e x", "int main(void) { return a[i]->b != 0 && !c; } /* ok */",
-    "https://example.org/a_b?c=d&e=%20f#g", "!!! ... --- ___ ~~~ ``` \u2014\u2026\u201cq\u201d", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
-    "x" + " " * 70 + "y", "<|im_start|>user\nhi<|im_end|>\n", "<|im_start|><|im_end|><|endoftext|>x", "<|im_start|", "\u00ff\u0100\u0120 G",
+    "Hello world", " Hello  world ", "a", "   ", "\n", "\n\n\n", "\t\tif x:\n\t\t\treturn  1\n",
+    "a\r\nb\r\n\r\nc", "line one\n  line two\n\n    line three", "trailing space ",
+    "two  spaces   three    four", "2048", "In 1969, 12,345.678 x 10^-9", "abc123def456",
+    " 7 8  9   10", "a  1", "\u0663\u0664 \u2167 \u00bd \u00b2",
+    "I'm you're we've he'll she'd it's don't I'M YOU'RE", "'s 't ''s 'x",
+    "caf\u00e9 na\u00efve r\u00e9sum\u00e9", "cafe\u0301 A\u030a",
+    "\u6771\u4eac\u90fd \u3068\u5927\u962a",
+    "\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440!",
+    "\u0645\u0631\u062d\u0628\u0627 \u0639\u0644\u064a\u0643\u0645",
+    "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "\ud55c\uad6d\uc5b4 \uc785\ub2c8\ub2e4",
+    "\U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1ee\U0001f1f9",
+    "non\u00a0breaking\u2003em\u3000wide\u2028line", "a \u00a0b", "n \u0085m", "v \u180ew",
+    "em \u2003q", "zero\u200bwidth\ufeffmark\u00ad\u180e x",
+    "int main(void) { return a[i]->b != 0 && !c; } /* ok */",
+    "https://example.org/a_b?c=d&e=%20f#g", "!!! ... --- ___ ~~~ ``` \u2014\u2026\u201cq\u201d",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "x" + " " * 70 + "y",
+    "<|im_start|>user\nhi<|im_end|>\n", "<|im_start|><|im_end|><|endoftext|>x", "<|im_start|",
+    "\u00ff\u0100\u0120 G",
 ]
 N_GREEDY = 64
 TOP = 8      # logits kept of every position
@@ -52,7 +62,8 @@ def make_tokenizer(fields):
     merges = [tuple(m.split(" ")) for m in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        [pre_tokenizers.Digits(individual_digits=True),
+         pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
     special = [t for t, kind in zip(tokens, fields["tokenizer.ggml.token_type"]) if kind == 3]
     tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in special])
@@ -82,7 +93,8 @@ class Model:
         return x @ self.w[name + ".weight"].T
 
     def rotate(self, x, first):
-        angle = np.arange(first, first + len(x))[:, None] * self.base ** (-np.arange(0, self.dim, 2) / self.dim)
+        frequency = self.base ** (-np.arange(0, self.dim, 2) / self.dim)
+        angle = np.arange(first, first + len(x))[:, None] * frequency
         c, s = np.cos(angle)[:, None].astype(np.float32), np.sin(angle)[:, None].astype(np.float32)
         a, b = x[..., 0::2], x[..., 1::2]
         return np.stack((a * c - b * s, a * s + b * c), -1).reshape(x.shape)
@@ -130,7 +142,8 @@ def write_logits(fields, weights, f16):
         tokens = tokenizer.encode(prompt).ids
         model.reset()
         logits = model.forward(tokens)
-        print(f"{{.n_tokens = {len(tokens)},\n.tokens = {{{wrapped(map(str, tokens))}}},\n.top = {{")
+        print(f"{{.n_tokens = {len(tokens)},\n.tokens = {{{wrapped(map(str, tokens))}}},")
+        print(".top = {")
         for row in logits:
             top = np.argsort(-row, kind="stable")[:TOP]
             print("{" + wrapped(f"{{{i}, {row[i]:.5f}f}}" for i in top) + "},")
@@ -149,7 +162,8 @@ def write_tokens(fields):
     for text in TEXTS:
         data = text.encode()
         ids = tokenizer.encode(text).ids
-        quoted = "".join(chr(b) if 32 <= b < 127 and b not in b'"\\?' else f"\\{b:03o}" for b in data)
+        plain = [32 <= b < 127 and b not in b'"\\?' for b in data]
+        quoted = "".join(chr(b) if p else f"\\{b:03o}" for b, p in zip(data, plain))
         print(f'{{"{quoted}", {len(ids)},\n{{{wrapped(map(str, ids))}}}}},')
 
 
