@@ -58,27 +58,27 @@ static bool is_table_name(const char *name)
 
 kvc_status kvc_ctx_create(const kvc_ctx_params *params, kvc_ctx **out)
 {
-    const kvc_ctx_params none = {.struct_size = sizeof(none)};
+    kvc_ctx_params p = {.struct_size = sizeof(p)};
 
     KVC_CHECK(out, KVC_E_ARG);
     *out = NULL;
-    const kvc_ctx_params *p = params ? params : &none;
-    KVC_CHECK(p->struct_size >= sizeof(*p), KVC_E_ARG);
-    KVC_CHECK(!p->allocator.alloc == !p->allocator.free, KVC_E_ARG);
-    KVC_CHECK(!p->kernels || is_table_name(p->kernels), KVC_E_ARG);
-    const struct kvc_kernels *k = find_table(p->kernels);
+    if (params)
+        KVC_TRY(kvc_struct_read(&p, sizeof(p), params, sizeof(p)));
+    KVC_CHECK(!p.allocator.alloc == !p.allocator.free, KVC_E_ARG);
+    KVC_CHECK(!p.kernels || is_table_name(p.kernels), KVC_E_ARG);
+    const struct kvc_kernels *k = find_table(p.kernels);
     KVC_CHECK(k, KVC_E_UNSUPPORTED);
 
     const kvc_allocator heap = {default_alloc, default_free, NULL};
-    const kvc_allocator mem = p->allocator.alloc ? p->allocator : heap;
+    const kvc_allocator mem = p.allocator.alloc ? p.allocator : heap;
     kvc_ctx *ctx = mem.alloc(mem.user, sizeof(*ctx), _Alignof(max_align_t));
     KVC_CHECK(ctx, KVC_E_NOMEM);
     *ctx = (kvc_ctx){
         .k = k,
         .queue = {.device = -1},
         .mem = mem,
-        .parallel_for = p->parallel_for,
-        .parallel_user = p->parallel_user,
+        .parallel_for = p.parallel_for,
+        .parallel_user = p.parallel_user,
     };
     *out = ctx;
     return KVC_OK;

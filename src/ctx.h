@@ -3,6 +3,7 @@
 #define KVC_CTX_H
 
 #include <stdbool.h>
+#include <string.h>
 
 #include "kernels/kernels.h"
 
@@ -29,6 +30,51 @@ static inline void kvc_ctx_parallel(const kvc_ctx *ctx, size_t n_tasks,
 static inline size_t kvc_dtype_size(kvc_dtype dtype)
 {
     return dtype == KVC_DTYPE_F32 ? 4 : 2;
+}
+
+/*
+ * Structs of the caller begin with their size, so that fields can be appended. oldest is the size
+ * in the first version: write it as a number when a field is appended.
+ */
+static inline size_t kvc_struct_size(const void *s)
+{
+    size_t size;
+    memcpy(&size, s, sizeof(size));
+    return size;
+}
+
+/* Lays a struct of the caller over the defaults in dst. Fields that are new to this library must be
+ * 0. */
+static inline kvc_status kvc_struct_read(void *dst, size_t dst_size, const void *src, size_t oldest)
+{
+    const size_t size = kvc_struct_size(src), most = 4096; /* more is no size */
+    if (size < oldest || size > most)
+        return KVC_E_ARG;
+    for (size_t i = dst_size; i < size; i++)
+        if (((const char *)src)[i] != 0)
+            return KVC_E_UNSUPPORTED;
+    memcpy(dst, src, size < dst_size ? size : dst_size);
+    memcpy(dst, &dst_size, sizeof(dst_size));
+    return KVC_OK;
+}
+
+/* Fills as much of a struct of the caller, whose size is set, as it has room for. */
+static inline void kvc_struct_write(void *dst, const void *src, size_t src_size)
+{
+    const size_t size = kvc_struct_size(dst), first = sizeof(size);
+    const size_t n = size < src_size ? size : src_size;
+    memcpy((char *)dst + first, (const char *)src + first, n - first);
+}
+
+/* The defaults for a caller whose struct has that size. */
+static inline void kvc_struct_init(void *dst, size_t size, const void *defaults,
+                                   size_t defaults_size)
+{
+    if (!dst || size < sizeof(size))
+        return;
+    memset(dst, 0, size);
+    memcpy(dst, &size, sizeof(size));
+    kvc_struct_write(dst, defaults, defaults_size);
 }
 
 /* A view whose fields make sense and whose last byte is inside the address space. */

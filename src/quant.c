@@ -18,22 +18,22 @@ struct job {
     uint64_t n_saturated;
 };
 
-void kvc_quant_options_default(kvc_quant_options *options)
+static const kvc_quant_options defaults = {
+    .struct_size = sizeof(defaults),
+    .format = KVC_INT8,
+    .scale = KVC_SCALE_TOKEN,
+    .block_tokens = KVC_PAGE_ROWS,
+    .window_tokens = KVC_PAGE_ROWS,
+};
+
+void kvc_quant_options_init(kvc_quant_options *options, size_t struct_size)
 {
-    if (options)
-        *options = (kvc_quant_options){
-            .struct_size = sizeof(*options),
-            .format = KVC_INT8,
-            .scale = KVC_SCALE_TOKEN,
-            .block_tokens = KVC_PAGE_ROWS,
-            .window_tokens = KVC_PAGE_ROWS,
-        };
+    kvc_struct_init(options, struct_size, &defaults, sizeof(defaults));
 }
 
 static bool options_ok(const kvc_quant_options *o)
 {
-    if (!o || o->struct_size < sizeof(*o) || (o->format != KVC_INT8 && o->format != KVC_INT4) ||
-        (unsigned)o->scale > KVC_SCALE_LAYER)
+    if ((o->format != KVC_INT8 && o->format != KVC_INT4) || (unsigned)o->scale > KVC_SCALE_LAYER)
         return false;
     if (o->scale == KVC_SCALE_TOKEN)
         return true;
@@ -41,6 +41,15 @@ static bool options_ok(const kvc_quant_options *o)
         return false;
     return o->scale == KVC_SCALE_CHANNEL ||
            (o->window_tokens >= o->block_tokens && o->window_tokens % o->block_tokens == 0);
+}
+
+/* The options of a caller, checked. */
+static kvc_status take_options(const kvc_quant_options *options, kvc_quant_options *out)
+{
+    *out = defaults;
+    if (options)
+        KVC_TRY(kvc_struct_read(out, sizeof(*out), options, sizeof(*out)));
+    return options_ok(out) ? KVC_OK : KVC_E_ARG;
 }
 
 static size_t head_code_bytes(size_t head_dim, kvc_format format)
@@ -57,20 +66,21 @@ kvc_status kvc_quant_size(size_t n_tokens, size_t n_heads, size_t head_dim,
                           const kvc_quant_options *options, size_t *codes_bytes,
                           size_t *params_bytes)
 {
+    kvc_quant_options o;
     size_t codes, params;
 
-    KVC_CHECK(options_ok(options) && n_heads > 0 && head_dim > 0, KVC_E_ARG);
+    KVC_CHECK(options && n_heads > 0 && head_dim > 0, KVC_E_ARG);
+    KVC_TRY(take_options(options, &o));
     KVC_CHECK(head_dim <= KVC_MAX_HEAD_DIM, KVC_E_UNSUPPORTED);
-    const size_t code = head_code_bytes(head_dim, options->format);
+    const size_t code = head_code_bytes(head_dim, o.format);
     size_t groups = n_heads, group_bytes = 0;
-    switch (options->scale) {
+    switch (o.scale) {
     case KVC_SCALE_TOKEN: group_bytes = 2; break;
     case KVC_SCALE_CHANNEL: group_bytes = 4 * head_dim; break;
     case KVC_SCALE_LAYER: groups = 1; /* fall through */
     case KVC_SCALE_HEAD: group_bytes = 4; break;
     }
-    const size_t n =
-        options->scale == KVC_SCALE_TOKEN ? n_tokens : block_count(n_tokens, options->block_tokens);
+    const size_t n = o.scale == KVC_SCALE_TOKEN ? n_tokens : block_count(n_tokens, o.block_tokens);
     KVC_CHECK(!__builtin_mul_overflow(n_tokens, n_heads, &codes) &&
                   !__builtin_mul_overflow(codes, code, &codes) &&
                   !__builtin_mul_overflow(n, groups, &params) &&
@@ -183,31 +193,30 @@ kvc_status kvc_quantize(kvc_ctx *ctx, const kvc_view *src, const kvc_quant_optio
                         void *codes, size_t codes_bytes, void *params, size_t params_bytes,
                         kvc_quant_counts *counts)
 {
-    kvc_quant_options defaults;
+    kvc_quant_options o;
 
     KVC_CHECK(ctx && (!counts || counts->struct_size >= sizeof(*counts)), KVC_E_ARG);
-    kvc_quant_options_default(&defaults);
-    options = options ? options : &defaults;
-    KVC_TRY(check_sizes(src, options, codes, codes_bytes, params, params_bytes));
+    KVC_TRY(take_options(options, &o));
+    KVC_TRY(check_sizes(src, &o, codes, codes_bytes, params, params_bytes));
 
     const uint64_t n_nonfinite =
         range_of(ctx->k, &ctx->queue, src, 0, src->n_tokens, 0, src->n_heads).n_nonfinite;
     if (counts)
         counts->n_nonfinite = n_nonfinite;
-    KVC_CHECK(!options->strict || n_nonfinite == 0, KVC_E_NONFINITE);
+    KVC_CHECK(!o.strict || n_nonfinite == 0, KVC_E_NONFINITE);
 
     struct job job = {
         .k = ctx->k,
         .queue = &ctx->queue,
         .src = src,
-        .options = options,
-        .bits = options->format == KVC_INT8 ? 8 : 4,
+        .options = &o,
+        .bits = o.format == KVC_INT8 ? 8 : 4,
         .codes = codes,
-        .head_bytes = head_code_bytes(src->head_dim, options->format),
+        .head_bytes = head_code_bytes(src->head_dim, o.format),
         .params = params,
     };
     job.token_bytes = job.head_bytes * src->n_heads;
-    if (src->n_tokens > 0 && options->scale == KVC_SCALE_TOKEN)
+    if (src->n_tokens > 0 && o.scale == KVC_SCALE_TOKEN)
         quantize_tokens(&job);
     else if (src->n_tokens > 0)
         quantize_blocks(&job);
@@ -220,30 +229,29 @@ kvc_status kvc_dequantize(kvc_ctx *ctx, const void *codes, size_t codes_bytes, c
                           size_t params_bytes, const kvc_quant_options *options,
                           const kvc_view *dst)
 {
-    kvc_quant_options defaults;
+    kvc_quant_options o;
 
     KVC_CHECK(ctx, KVC_E_ARG);
-    kvc_quant_options_default(&defaults);
-    options = options ? options : &defaults;
-    KVC_TRY(check_sizes(dst, options, codes, codes_bytes, params, params_bytes));
+    KVC_TRY(take_options(options, &o));
+    KVC_TRY(check_sizes(dst, &o, codes, codes_bytes, params, params_bytes));
     KVC_CHECK(dst->dtype == KVC_DTYPE_F32 && kvc_view_distinct(dst), KVC_E_ARG);
 
     const size_t d = dst->head_dim, n_heads = dst->n_heads, n_tokens = dst->n_tokens;
-    const size_t head_bytes = head_code_bytes(d, options->format);
-    const bool by_token = options->scale == KVC_SCALE_TOKEN;
-    const size_t block = by_token ? n_tokens : options->block_tokens;
+    const size_t head_bytes = head_code_bytes(d, o.format);
+    const bool by_token = o.scale == KVC_SCALE_TOKEN;
+    const size_t block = by_token ? n_tokens : o.block_tokens;
     for (size_t b = 0, first = 0; first < n_tokens; b++, first += block) {
         const size_t n = n_tokens - first < block ? n_tokens - first : block;
         for (size_t h = 0; h < n_heads; h++) {
-            struct kvc_dequant p = {.bits = options->format == KVC_INT8 ? 8 : 4};
+            struct kvc_dequant p = {.bits = o.format == KVC_INT8 ? 8 : 4};
             if (by_token) {
                 p.scales = (const uint16_t *)params + h;
                 p.scale_stride = n_heads;
-            } else if (options->scale == KVC_SCALE_CHANNEL) {
+            } else if (o.scale == KVC_SCALE_CHANNEL) {
                 p.scales = (const uint16_t *)params + (b * n_heads + h) * 2 * d;
                 p.minima = p.scales + d;
             } else {
-                const size_t i = options->scale == KVC_SCALE_LAYER ? b : b * n_heads + h;
+                const size_t i = o.scale == KVC_SCALE_LAYER ? b : b * n_heads + h;
                 p.scale = ((const float *)params)[i];
             }
             ctx->k->dequantize_rows(
@@ -256,25 +264,33 @@ kvc_status kvc_dequantize(kvc_ctx *ctx, const void *codes, size_t codes_bytes, c
     return KVC_OK;
 }
 
+/* Element b of an array of views, whose elements have the caller's size. */
+static const kvc_view *view_at(const kvc_view *views, size_t b)
+{
+    return (const kvc_view *)(const void *)((const char *)views + b * views->struct_size);
+}
+
 kvc_status kvc_quantize_article(kvc_ctx *ctx, const kvc_view *src, size_t n_batch,
                                 kvc_format format, size_t window_tokens, void *codes,
                                 size_t codes_bytes, float *scales)
 {
-    kvc_quant_options options;
+    kvc_quant_options options = defaults;
     size_t batch_bytes, all_bytes;
 
     KVC_CHECK(ctx && src && n_batch > 0 && window_tokens > 0 && codes && scales, KVC_E_ARG);
-    kvc_quant_options_default(&options);
     options.format = format;
     KVC_CHECK(kvc_view_ok(src), KVC_E_ARG);
     KVC_TRY(
         kvc_quant_size(src->n_tokens, src->n_heads, src->head_dim, &options, &batch_bytes, NULL));
     KVC_CHECK(!__builtin_mul_overflow(batch_bytes, n_batch, &all_bytes) && codes_bytes == all_bytes,
               KVC_E_ARG);
-    for (size_t b = 1; b < n_batch; b++)
-        KVC_CHECK(kvc_view_ok(&src[b]) && src[b].n_tokens == src->n_tokens &&
-                      src[b].n_heads == src->n_heads && src[b].head_dim == src->head_dim,
+    for (size_t b = 1; b < n_batch; b++) {
+        const kvc_view *view = view_at(src, b);
+        KVC_CHECK(kvc_view_ok(view) && view->struct_size == src->struct_size &&
+                      view->n_tokens == src->n_tokens && view->n_heads == src->n_heads &&
+                      view->head_dim == src->head_dim,
                   KVC_E_ARG);
+    }
 
     const int bits = format == KVC_INT8 ? 8 : 4;
     const size_t n_tokens = src->n_tokens, n_heads = src->n_heads;
@@ -283,8 +299,8 @@ kvc_status kvc_quantize_article(kvc_ctx *ctx, const kvc_view *src, size_t n_batc
     for (size_t h = 0; h < n_heads; h++) {
         float absmax = 0.0f;
         for (size_t b = 0; b < n_batch; b++) {
-            const float a =
-                absmax_of(range_of(ctx->k, &ctx->queue, &src[b], first, n_tokens, h, h + 1));
+            const float a = absmax_of(
+                range_of(ctx->k, &ctx->queue, view_at(src, b), first, n_tokens, h, h + 1));
             absmax = a > absmax ? a : absmax;
         }
         const float scale = absmax / (float)kvc_code_max(bits);
@@ -297,7 +313,7 @@ kvc_status kvc_quantize_article(kvc_ctx *ctx, const kvc_view *src, size_t n_batc
             .divide = true,
         };
         for (size_t b = 0; b < n_batch && n_tokens > 0; b++) {
-            const struct kvc_rows rows = kvc_view_rows(&src[b], 0, n_tokens, h);
+            const struct kvc_rows rows = kvc_view_rows(view_at(src, b), 0, n_tokens, h);
             ctx->k->quantize_fixed(&ctx->queue, &rows, &code,
                                    (uint8_t *)codes + b * batch_bytes + h * head_bytes,
                                    n_heads * head_bytes);

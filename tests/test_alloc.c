@@ -216,7 +216,8 @@ static void touched_bytes_are_accounted_for(void **state)
             kvc_ctx_destroy(ctx);
         }
         changed = n_changed(pools, fills, stats.budget_bytes);
-        most = stats.budget_bytes - stats.free_page_bytes + (size_t)stats.n_pages_sealed * f16_page;
+        most = stats.budget_bytes - stats.free_page_bytes - stats.reserve_bytes +
+               (size_t)stats.n_pages_sealed * f16_page;
         /* Rows of open pages, of 24 halves, and sealed pages, which have no pads. */
         least = stats.sealed_page_bytes + (stage > 0 ? 4 * 200 * 24 * 2 : 0) -
                 (size_t)stats.n_pages_sealed * f16_page;

@@ -436,6 +436,45 @@ static void scores_are_the_softmax_masses(void **state)
     }
 }
 
+/* A query that is not finite adds no mass; the others add theirs, whatever the path. */
+static void nonfinite_queries_leave_scores_alone(void **state)
+{
+    const struct tables *tables = *state;
+    static float scores[2][200];
+
+    for (size_t i = 0; i < tables->n; i++)
+        for (kvc_score_mode mode = KVC_SCORE_PAGE; mode <= KVC_SCORE_TOKEN; mode++)
+            for (size_t n_q = 1; n_q <= 2; n_q++) {
+                kvc_cache_params p = drive_params();
+                kvc_attend_options o = {.struct_size = 0};
+                uint64_t rng = 13;
+                struct model_seq *s;
+                kvc_view q, out;
+                size_t n;
+
+                p.score_mode = mode;
+                s = start_mixed(tables->ctx[i], p, 200, &rng);
+                q = queries(q_data, n_q, &rng);
+                out = outputs(out_data, n_q);
+                kvc_attend_options_default(m.cache, &o);
+                o.accumulate = true;
+                view_set(&q, 0, 1, 3, NAN); /* head 1 reads KV head 0 */
+                assert_int_equal(kvc_attend(m.cache, s->handle, 1, &q, &o, &out, NULL), KVC_OK);
+                for (int head = 0; head < 2; head++) {
+                    double sum = 0;
+
+                    assert_int_equal(kvc_seq_read_rows(m.cache, s->handle, 1, head, 200, NULL, NULL,
+                                                       NULL, scores[head], &n),
+                                     KVC_OK);
+                    for (int t = 0; t < 200; t++)
+                        sum += (double)scores[head][t];
+                    /* Two heads a KV head, less the one, less what the sinks got. */
+                    assert_true(sum > 0.5 && sum <= (double)n_q * 2 - (head == 0) + 1e-4);
+                }
+                model_close(&m);
+            }
+}
+
 static void page_scores_are_given_to_the_rows_in_equal_parts(void **state)
 {
     const struct tables *tables = *state;
@@ -562,6 +601,7 @@ int main(void)
         cmocka_unit_test(a_batch_gives_the_results_of_single_calls),
         cmocka_unit_test(nonfinite_queries_reach_their_own_row_only),
         cmocka_unit_test(scores_are_the_softmax_masses),
+        cmocka_unit_test(nonfinite_queries_leave_scores_alone),
         cmocka_unit_test(page_scores_are_given_to_the_rows_in_equal_parts),
         cmocka_unit_test(keeps_the_last_query_rows),
         cmocka_unit_test(refuses_wrong_arguments),

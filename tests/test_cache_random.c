@@ -146,12 +146,15 @@ static void op_add(struct run *r, struct model_seq *s)
     static kvc_token facts[MAX_APPEND + 1];
     const kvc_stats before = stats_of(r);
     const int max = r->m.params.max_append;
+    const int to_border = KVC_PAGE_TOKENS - (int)((s->n_tokens - r->m.params.sink_tokens) & 63);
     size_t n = (size_t)(chance(&r->rng, 3) ? 1 : pick(&r->rng, 0, max));
     bool wrong = !model_complete(&r->m, s);
     const kvc_token *tokens = NULL;
     bool must_fail;
     kvc_status status;
 
+    if (to_border <= max && chance(&r->rng, 3))
+        n = (size_t)to_border; /* full pages are where pages are shared and sealed */
     if (chance(&r->rng, 30)) {
         n = (size_t)max + 1;
         wrong = true;

@@ -1,5 +1,9 @@
 /** @file kvc/base.h
  * Status codes, tensor views, the context; included by every other header.
+ *
+ * Structs that cross the API begin with struct_size, so that later versions can append fields. A
+ * struct of a newer header is accepted as long as the fields that this library does not know are 0,
+ * else the answer is KVC_E_UNSUPPORTED; one that is smaller than in the first version is KVC_E_ARG.
  */
 #ifndef KVC_BASE_H
 #define KVC_BASE_H
@@ -155,7 +159,7 @@ typedef struct kvc_ctx kvc_ctx;
  *
  * @retval KVC_OK             Done.
  * @retval KVC_E_ARG          @p out is NULL, struct_size is too small, the allocator has only one
- * of its two functions, or kernels is no known name.
+ *                            of its two functions, or kernels is no known name.
  * @retval KVC_E_UNSUPPORTED  The table named is known but this CPU or build cannot run it.
  * @retval KVC_E_NOMEM        The allocator returned NULL.
  *

@@ -70,6 +70,8 @@ typedef struct kvc_cache_params {
     int32_t max_sequences; /**< 1..65536; default 1 */
     int32_t max_tokens; /**< announced tokens over all sequences, sizes the tables; default 8192 */
     int32_t max_append; /**< most tokens one kvc_tokens_add() announces, >= 1; default 512 */
+    int32_t max_sequence_tokens; /**< announced tokens of one sequence, sizes its tables; default
+                                    2^31 - 1: max_tokens */
     int32_t max_hold_tokens; /**< most tokens held by kvc_seq_hold() in one sequence; default 0 */
     int32_t probe_rows;      /**< query rows kept a layer and sequence, 0..1024; default 16 */
     const kvc_policy
@@ -144,18 +146,18 @@ typedef struct kvc_stats {
     size_t strip_bytes;       /**< exact rows of the sinks, of every live sequence */
     size_t entry_bytes;       /**< page table, with scores */
     size_t token_bytes;       /**< token table */
-    size_t fixed_bytes;     /**< does not depend on the tokens: the five lines below, in addition to
-                               free parts */
-    size_t probe_bytes;     /**< query rows */
-    size_t scratch_bytes;   /**< attention */
-    size_t free_page_bytes; /**< pool that holds no page, the F16 reserve and slab remainders
-                               included */
-    size_t free_table_bytes; /**< unused strips, entries and token tables */
-    size_t overhead_bytes;   /**< structures and alignment */
-    int64_t n_sequences;     /**< alive */
-    int64_t n_tokens;        /**< announced, over all sequences */
-    int64_t n_pages_f16;     /**< pages of one layer and head; a shared page counts once */
-    int64_t n_pages_sealed;  /**< the same of sealed pages */
+    size_t fixed_bytes;       /**< the rest: the six lines below */
+    size_t probe_bytes;       /**< query rows */
+    size_t scratch_bytes;     /**< attention */
+    size_t reserve_bytes;     /**< free part of the F16 pages that every sequence is sure of */
+    size_t free_page_bytes;   /**< pool that holds no page, slab remainders included */
+    size_t free_table_bytes;  /**< unused strips, entries and token tables */
+    size_t overhead_bytes;    /**< structures and alignment */
+    int64_t n_sequences;      /**< alive */
+    int64_t n_tokens;         /**< announced, over all sequences */
+    int64_t n_pages_f16;      /**< pages of one layer and head; a shared page counts once */
+    int64_t n_pages_sealed;   /**< the same of sealed pages */
+    int64_t n_free_slots; /**< ranges of at most 64 tokens that the page table still has room for */
     uint64_t n_sealed_total; /**< pages quantized since create */
     uint64_t n_nonfinite;    /**< NaN and Inf that kvc_append() replaced */
     uint64_t n_saturated;    /**< finite values beyond +-65504 that became +-65504 */
@@ -172,15 +174,30 @@ typedef struct kvc_page_info {
     int32_t n_owners;        /**< sequences that share it */
 } kvc_page_info;
 
+/**
+ * Fill the defaults for a struct of a given size; the geometry and budget_bytes become 0.
+ *
+ * @param[out] params  NULL does nothing.
+ * @param struct_size  sizeof(kvc_cache_params) of the caller; written to struct_size too.
+ */
+KVC_API void kvc_cache_params_init(kvc_cache_params *params, size_t struct_size);
+
 /** Fill the defaults; the geometry and budget_bytes become 0. @param[out] params  NULL does
  * nothing. */
-KVC_API void kvc_cache_params_default(kvc_cache_params *params);
+static inline void kvc_cache_params_default(kvc_cache_params *params)
+{
+    kvc_cache_params_init(params, sizeof(*params));
+}
 
 /**
- * The smallest budget that kvc_cache_create() accepts: tables, probe rows, scratch, sinks, and for
- * each of max_sequences the F16 pages of ceil((recent_tokens + max_append + 63) / 64) + 1 (and with
- * a hold ceil((max_hold_tokens + 63) / 64) + 1) pages for each layer and head, plus one slab for
- * sealed pages.
+ * The smallest budget that kvc_cache_create() accepts: tables, probe rows, scratch, sinks, one slab
+ * for sealed pages, and for each of max_sequences the F16 pages that it may need at a time:
+ *
+ *     pages(recent_tokens + max_append), or pages(max_hold_tokens) if that is more, for each layer
+ *     and KV head, with pages(n) = ceil((n + 63) / 64) + 1
+ *
+ * Each page size in use (precisions that differ, pages of moved rows) takes slabs of its own, of
+ * the size of 16 F16 pages: sealed pages want some slabs beyond this minimum.
  *
  * @param params      budget_bytes is not read.
  * @param[out] bytes  The budget.
@@ -204,7 +221,7 @@ KVC_API kvc_status kvc_cache_min_budget(const kvc_cache_params *params, size_t *
  * @retval KVC_E_ARG          A pointer is NULL, a field is out of range, or budget_bytes is below
  *                            kvc_cache_min_budget().
  * @retval KVC_E_UNSUPPORTED  A head size above KVC_MAX_HEAD_DIM, KVC_SCALE_LAYER, KVC_SCALE_CHANNEL
- * for V, or on_full is not NULL.
+ *                            for V, or on_full is not NULL.
  * @retval KVC_E_NOMEM        The allocator returned NULL.
  *
  * Memory: one allocation of budget_bytes, aligned to 128. Cost: writes the tables, not the pages.
@@ -223,8 +240,8 @@ KVC_API void kvc_cache_destroy(kvc_cache *cache);
  * @param precision  Copied.
  *
  * @retval KVC_OK             Done.
- * @retval KVC_E_ARG          An index is out of range, or the cache has a sequence. Nothing
- * changed.
+ * @retval KVC_E_ARG          A pointer is NULL, an index is out of range, a format or scale is
+ *                            unknown, or the cache has a sequence. Nothing changed.
  * @retval KVC_E_UNSUPPORTED  As kvc_cache_create(). Nothing changed.
  */
 KVC_API kvc_status kvc_cache_set_precision(kvc_cache *cache, int32_t layer, int32_t kv_head,
@@ -257,7 +274,8 @@ KVC_API kvc_status kvc_seq_create(kvc_cache *cache, kvc_seq *out);
 
 /**
  * Create a copy of a sequence. Pages that are full or sealed are shared, open pages, sinks, page
- * table, token table, scores and probe rows are copied; the copy costs its own share of max_tokens.
+ * table, token table, scores and probe rows are copied; the copy counts all its tokens in
+ * max_tokens again.
  *
  * @param cache     A cache.
  * @param src       Every announced token has its K and V in every layer.
@@ -281,12 +299,15 @@ KVC_API kvc_status kvc_seq_fork(kvc_cache *cache, kvc_seq src, kvc_seq *out);
  *
  * @retval KVC_OK     Done.
  * @retval KVC_E_ARG  @p seq is not alive or @p n_tokens out of range. Nothing changed.
+ *
+ * Cost: reads the facts of all tokens that stay.
  */
 KVC_API kvc_status kvc_seq_truncate(kvc_cache *cache, kvc_seq seq, int64_t n_tokens);
 
 /**
  * Remove the rows of the tokens @p first ... @p last - 1, sinks too; the others keep ordinals and
- * positions, the token count and the next position stay.
+ * positions, the token count and the next position stay. Removed tokens keep their place in
+ * max_tokens; only kvc_seq_truncate() and kvc_seq_destroy() give it back.
  *
  * @param cache        A cache.
  * @param seq          Every announced token has its K and V in every layer.
@@ -294,8 +315,8 @@ KVC_API kvc_status kvc_seq_truncate(kvc_cache *cache, kvc_seq seq, int64_t n_tok
  *
  * @retval KVC_OK     Done; sealed pages without rows were freed, others have holes until
  *                    kvc_cache_compress(). A row that is removed before its page is sealed keeps
- * its part in the scales of the page; an unsealed page without rows is freed when it would be
- * sealed.
+ *                    its part in the scales of the page; an unsealed page without rows is freed
+ *                    when it would be sealed.
  * @retval KVC_E_ARG  @p seq is not alive, the range is wrong, or rows are missing. Nothing changed.
  */
 KVC_API kvc_status kvc_seq_remove(kvc_cache *cache, kvc_seq seq, int64_t first, int64_t last);
@@ -307,7 +328,7 @@ KVC_API kvc_status kvc_seq_remove(kvc_cache *cache, kvc_seq seq, int64_t first, 
  * @param seq    A sequence.
  *
  * @retval KVC_OK     Done. kvc_tokens_add() answers KVC_E_FULL for more than max_hold_tokens held
- * tokens.
+ *                    tokens.
  * @retval KVC_E_ARG  @p seq is not alive, or max_hold_tokens is 0. Nothing changed.
  */
 KVC_API kvc_status kvc_seq_hold(kvc_cache *cache, kvc_seq seq);
@@ -371,9 +392,10 @@ KVC_API int64_t kvc_seq_n_rows(const kvc_cache *cache, kvc_seq seq, int32_t laye
  *
  * @retval KVC_OK      Done.
  * @retval KVC_E_ARG   @p seq is not alive, rows are missing, @p n is above max_append, a position
- * is negative or too large, a kind is unknown or a reserved byte is not 0. Nothing changed.
+ *                     is negative or too large, a kind is unknown or a reserved byte is not 0.
+ *                     Nothing changed.
  * @retval KVC_E_FULL  No room for the tokens, the pages to seal or the hold. Nothing changed:
- * nothing was sealed.
+ *                     nothing was sealed.
  *
  * Cost: that of sealing.
  */
@@ -393,21 +415,35 @@ KVC_API kvc_status kvc_tokens_add(kvc_cache *cache, kvc_seq seq, const kvc_token
  *
  * @retval KVC_OK           Done.
  * @retval KVC_E_ARG        @p seq is not alive, a shape or stride is wrong, or n is above what was
- * announced. Nothing was written.
+ *                          announced. Nothing was written.
  * @retval KVC_E_NONFINITE  strict, and K or V holds NaN or Inf. Nothing was written.
  */
 KVC_API kvc_status kvc_append(kvc_cache *cache, kvc_seq seq, int32_t layer, const kvc_view *k,
                               const kvc_view *v);
 
+/**
+ * Fill the defaults for a struct of a given size.
+ *
+ * @param cache         Gives head_dim_k; NULL: the scale is 1.
+ * @param[out] options  NULL does nothing.
+ * @param struct_size   sizeof(kvc_attend_options) of the caller; written to struct_size too.
+ */
+KVC_API void kvc_attend_options_init(const kvc_cache *cache, kvc_attend_options *options,
+                                     size_t struct_size);
+
 /** Fill the defaults. @param cache  Gives head_dim_k. @param[out] options  NULL does nothing. */
-KVC_API void kvc_attend_options_default(const kvc_cache *cache, kvc_attend_options *options);
+static inline void kvc_attend_options_default(const kvc_cache *cache, kvc_attend_options *options)
+{
+    kvc_attend_options_init(cache, options, sizeof(*options));
+}
 
 /**
- * Attention of the last n_q announced tokens over the cache.
+ * Attention of the last n_q announced tokens over the cache, with g = n_heads / n_kv_heads and j
+ * over the rows whose ordinal is at most the query's (and inside the window):
  *
- *     s[h][j] = scale * q[h] . k[h / g][j],  softcap applied,  j over the rows with ordinal <= the
- * query's (and inside the window), g = n_heads / n_kv_heads lse[h]  = ln sum_j exp(s[h][j]) out[h]
- * = sum_j exp(s[h][j] - lse[h]) v[h / g][j]
+ *     s[h][j] = scale * q[h] . k[h / g][j], then softcap * tanh(s / softcap) if softcap > 0
+ *     lse[h]  = ln sum_j exp(s[h][j])
+ *     out[h]  = sum_j exp(s[h][j] - lse[h]) v[h / g][j]
  *
  * Computed in fp32; error at most 2e-5 of the largest output of the row, against float64 on the
  * stored values (of the weighted sum of |v| where values cancel). The result does not depend on
@@ -418,14 +454,14 @@ KVC_API void kvc_attend_options_default(const kvc_cache *cache, kvc_attend_optio
  * @param seq       Every announced token has its K and V in this layer.
  * @param layer     0 ... n_layers - 1.
  * @param q         [n_q][n_heads][head_dim_k], after rotation; F32, F16 or BF16; n_q <= token
- * count. NaN and Inf reach only their own row of @p out.
+ *                  count. NaN and Inf reach only their own row of @p out, and no score.
  * @param options   NULL: the defaults.
  * @param out       [n_q][n_heads][head_dim_v]; F32, F16 or BF16; may not overlap @p q.
  * @param[out] lse  [n_q][n_heads], or NULL.
  *
  * @retval KVC_OK     Done.
  * @retval KVC_E_ARG  @p seq is not alive, rows are missing, or a shape, stride or option is wrong.
- * Nothing was written.
+ *                    Nothing was written.
  *
  * Cost: reads each page that a query can see once for each tile of 16 query rows (query heads of
  * one KV head share it). Source: online softmax, arXiv 1805.02867; split keys, arXiv 2311.01282.
@@ -443,7 +479,8 @@ KVC_API kvc_status kvc_attend(kvc_cache *cache, kvc_seq seq, int32_t layer, cons
  * @param options  NULL: the defaults.
  *
  * @retval KVC_OK     Done.
- * @retval KVC_E_ARG  As kvc_attend() for any of the items. Nothing was written.
+ * @retval KVC_E_ARG  As kvc_attend() for any of the items, a sequence twice, or a struct_size that
+ *                    is too small or not the same. Nothing was written.
  */
 KVC_API kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_attend_item *items,
                                     size_t n_items, const kvc_attend_options *options);
@@ -451,7 +488,9 @@ KVC_API kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_a
 /**
  * Release a hold and seal every page whose tokens all lie behind the recent window, short ones too.
  * Rows of pages with TOKEN scales (and F16) that removals left with holes, or truncations short,
- * are moved together, bit for bit, where that frees a page; pages that other sequences share stay.
+ * are moved together, bit for bit, where that saves memory; pages that other sequences share stay.
+ * With recent_tokens 0 each call may leave a short page, which takes the room of a full one: it is
+ * meant for the end of a prompt, not for each token.
  *
  * @param cache           A cache.
  * @param seq             Every announced token has its K and V in every layer.
@@ -460,7 +499,8 @@ KVC_API kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_a
  * @param map             NULL.
  *
  * @retval KVC_OK             Done.
- * @retval KVC_E_ARG          @p seq is not alive, or rows are missing. Nothing changed.
+ * @retval KVC_E_ARG          @p seq is not alive, rows are missing, or report->struct_size is too
+ *                            small. Nothing changed.
  * @retval KVC_E_UNSUPPORTED  @p policy or @p map is not NULL. Nothing changed.
  * @retval KVC_E_FULL         No room for the sealed pages. Nothing changed.
  */
@@ -492,12 +532,13 @@ KVC_API kvc_status kvc_seq_read_tokens(const kvc_cache *cache, kvc_seq seq, int6
  * @param[out] k          [max_rows][head_dim_k], or NULL.
  * @param[out] v          [max_rows][head_dim_v], or NULL.
  * @param[out] scores     [max_rows] attention masses, or NULL; a page's sum is given to each of its
- * rows in equal parts under KVC_SCORE_PAGE; zeros without scores and for sinks.
+ *                        rows in equal parts under KVC_SCORE_PAGE; zeros without scores and for
+ *                        sinks.
  * @param[out] n_rows     Rows written.
  *
  * @retval KVC_OK     Done.
  * @retval KVC_E_ARG  @p cache or n_rows is NULL, @p seq is not alive, an index is out of range or
- * max_rows too small.
+ *                    max_rows too small.
  */
 KVC_API kvc_status kvc_seq_read_rows(const kvc_cache *cache, kvc_seq seq, int32_t layer,
                                      int32_t kv_head, size_t max_rows, int64_t *ordinals, float *k,
@@ -519,7 +560,7 @@ KVC_API int64_t kvc_seq_n_pages(const kvc_cache *cache, kvc_seq seq, int32_t lay
  * @param[in,out] info      struct_size set.
  * @param[out] ordinals     [64] of each row below info->n_rows, or NULL.
  * @param[out] bytes        Room for the page, or NULL. Rows of an unsealed page that were not
- * written are undefined.
+ *                          written are undefined.
  * @param n_bytes           Size of @p bytes.
  *
  * @retval KVC_OK     Done.
@@ -538,12 +579,12 @@ KVC_API kvc_status kvc_seq_read_page(const kvc_cache *cache, kvc_seq seq, int32_
  * @param layer          Which.
  * @param[out] ordinals  [probe_rows].
  * @param[out] q         [probe_rows][n_heads][head_dim_k], or NULL; stored as F16.
- * @param[out] n_rows    Rows written: the last probe_rows tokens that attended and were not
- * truncated away.
+ * @param[out] n_rows    Rows written: the last probe_rows tokens that attended; those that a
+ *                       truncation took away leave gaps, older rows do not come back.
  *
  * @retval KVC_OK     Done.
  * @retval KVC_E_ARG  @p cache, ordinals or n_rows is NULL, @p seq is not alive or @p layer is out
- * of range.
+ *                    of range.
  */
 KVC_API kvc_status kvc_seq_read_probes(const kvc_cache *cache, kvc_seq seq, int32_t layer,
                                        int64_t *ordinals, float *q, size_t *n_rows);

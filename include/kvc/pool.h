@@ -17,7 +17,7 @@ typedef struct kvc_pool kvc_pool;
  * Start a pool.
  *
  * @param n_threads  Threads that work at the same time, the calling one included: 1..1024; 0 takes
- * the processors that this process may run on.
+ *                   the processors that this process may run on.
  * @param[out] out   The pool; NULL after any failure.
  *
  * @retval KVC_OK       n_threads - 1 threads wait; none of them spins.

@@ -37,30 +37,42 @@ typedef struct kvc_quant_counts {
                              scale */
 } kvc_quant_counts;
 
-/** Fill the defaults. @param[out] options  All fields are set, struct_size too; NULL does nothing.
+/**
+ * Fill the defaults for a struct of a given size.
+ *
+ * @param[out] options  NULL does nothing.
+ * @param struct_size   sizeof(kvc_quant_options) of the caller; written to struct_size too.
  */
-KVC_API void kvc_quant_options_default(kvc_quant_options *options);
+KVC_API void kvc_quant_options_init(kvc_quant_options *options, size_t struct_size);
+
+/** Fill the defaults. @param[out] options  NULL does nothing. */
+static inline void kvc_quant_options_default(kvc_quant_options *options)
+{
+    kvc_quant_options_init(options, sizeof(*options));
+}
 
 /**
  * Bytes of codes and parameters.
  *
  * With n_blocks = ceil(n_tokens / block_tokens):
  *
- *     codes   INT8: int8 [n_tokens][n_heads][head_dim]
- *             INT4: uint8 [n_tokens][n_heads][ceil(head_dim / 2)], two's complement, low nibble
- * first, an odd row ends with a zero nibble params  HEAD: float [n_blocks][n_heads]         LAYER:
- * float [n_blocks] TOKEN: half [n_tokens][n_heads]         CHANNEL: half
- * [n_blocks][n_heads][2][head_dim], scales first, then minima
+ *     codes    INT8     int8 [n_tokens][n_heads][head_dim]
+ *              INT4     uint8 [n_tokens][n_heads][ceil(head_dim / 2)], two's complement, low
+ *                       nibble first; an odd row ends with a zero nibble
+ *     params   HEAD     float [n_blocks][n_heads]
+ *              LAYER    float [n_blocks]
+ *              TOKEN    half [n_tokens][n_heads]
+ *              CHANNEL  half [n_blocks][n_heads][2][head_dim], scales first, then minima
  *
  * @param n_tokens, n_heads, head_dim  Shape; head_dim 1..KVC_MAX_HEAD_DIM, n_heads >= 1, n_tokens
- * may be 0.
+ *                                     may be 0.
  * @param options                      Format, scale and block.
  * @param[out] codes_bytes             May be NULL.
  * @param[out] params_bytes            May be NULL.
  *
  * @retval KVC_OK             Done.
  * @retval KVC_E_ARG          options is NULL or out of range, a count is 0, or the size does not
- * fit size_t.
+ *                            fit size_t.
  * @retval KVC_E_UNSUPPORTED  head_dim is above KVC_MAX_HEAD_DIM.
  *
  * Threads: any. Cost: constant.
@@ -75,17 +87,18 @@ KVC_API kvc_status kvc_quant_size(size_t n_tokens, size_t n_heads, size_t head_d
  * All arithmetic is IEEE binary32, one operation at a time, rounded to nearest even; the bytes are
  * the same on every kernel table. absmax, max and min run over the finite elements of a group.
  *
- *     HEAD     group: the tokens of the block and of the window_tokens / block_tokens - 1 blocks
- *                     before it, one head
- *              scale = absmax / q   code = clamp(rint(x * (q / absmax)), -q, q)      q = 127 or 7
+ *     HEAD     group: one head, the tokens of the block and of the window_tokens / block_tokens - 1
+ *              blocks before it
+ *              scale = absmax / q; code = clamp(rint(x * (q / absmax)), -q, q); q = 127 or 7
  *     LAYER    as HEAD, the group spans all heads
- *     TOKEN    group: one token, one head; s = half(absmax / 127), rounded up in magnitude
- *              INT8: code = clamp(rint(x * (1 / s)), -127, 127)
- *              INT4: e = max if max >= -min else min; s = half(e / -8), rounded up in magnitude;
+ *     TOKEN    group: one token, one head
+ *              INT8: s = half(absmax / 127), rounded up in magnitude
+ *                    code = clamp(rint(x * (1 / s)), -127, 127)
+ *              INT4: e = max if max >= -min, else min; s = half(e / -8), rounded up in magnitude
  *                    code = clamp(rint(x * (1 / s)), -8, 7)
- *     CHANNEL  group: the tokens of the block, one channel of one head; n = half(min) rounded down,
- *              s = half((max - n) / c) rounded up, code = clamp(rint((x - n) * (1 / s)), 0, c) - (c
- * + 1) / 2, c = 255 or 15
+ *     CHANNEL  group: one channel of one head, the tokens of the block; c = 255 or 15
+ *              n = half(min), rounded down; s = half((max - n) / c), rounded up
+ *              code = clamp(rint((x - n) * (1 / s)), 0, c) - (c + 1) / 2
  *
  * A symmetric group whose absmax is below 2^-100 (and one without a finite element) gets scale 0
  * and zero codes; a CHANNEL minimum or maximum below 2^-100 in magnitude counts as 0. A half scale
@@ -104,7 +117,7 @@ KVC_API kvc_status kvc_quant_size(size_t n_tokens, size_t n_heads, size_t head_d
  *
  * @retval KVC_OK             Done. n_tokens 0 writes nothing but counts.
  * @retval KVC_E_ARG          A pointer is NULL, params is misaligned, an option, stride or size is
- * wrong. Nothing was written.
+ *                            wrong. Nothing was written.
  * @retval KVC_E_UNSUPPORTED  head_dim is above KVC_MAX_HEAD_DIM. Nothing was written.
  * @retval KVC_E_NONFINITE    Strict mode met NaN or Inf. Only counts->n_nonfinite was written.
  *
@@ -126,13 +139,13 @@ KVC_API kvc_status kvc_quantize(kvc_ctx *ctx, const kvc_view *src, const kvc_qua
  * @param codes_bytes   Must be what kvc_quant_size() tells for dst's shape.
  * @param params        Aligned to 4.
  * @param params_bytes  Must be what kvc_quant_size() tells: scales that are missing or too few are
- * an error.
+ *                      an error.
  * @param options       The options of kvc_quantize(); NULL: the defaults.
  * @param[out] dst      F32 [n_tokens][n_heads][head_dim]; gaps between rows are not written.
  *
  * @retval KVC_OK             Done.
  * @retval KVC_E_ARG          A pointer is NULL, dst is not F32, an option, stride or size is wrong.
- * Nothing was written.
+ *                            Nothing was written.
  * @retval KVC_E_UNSUPPORTED  head_dim is above KVC_MAX_HEAD_DIM. Nothing was written.
  *
  * Memory: allocates nothing. Threads: runs in the calling thread. Cost: one pass.
@@ -162,9 +175,9 @@ KVC_API kvc_status kvc_dequantize(kvc_ctx *ctx, const void *codes, size_t codes_
  * @param[out] scales   [n_heads].
  *
  * @retval KVC_OK             Done. NaN became 0, Inf the largest code of its sign; neither sets a
- * scale.
+ *                            scale.
  * @retval KVC_E_ARG          A pointer is NULL, shapes differ, a count or size is wrong. Nothing
- * was written.
+ *                            was written.
  * @retval KVC_E_UNSUPPORTED  head_dim is above KVC_MAX_HEAD_DIM. Nothing was written.
  *
  * Memory: allocates nothing. Threads: runs in the calling thread. Cost: reads the window once and

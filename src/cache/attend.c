@@ -385,7 +385,7 @@ static void score_pages(const struct call *call, const struct tile *tile, const 
         find_block(call, tile, i, &block);
         for (uint32_t p = 0; p < block.n_pages; p++)
             for (int32_t r = 0; r < n && block.columns[p]; r++)
-                if (l[p * (uint32_t)n + (uint32_t)r] > 0.0f)
+                if (l[p * (uint32_t)n + (uint32_t)r] > 0.0f && isfinite(lse[r]))
                     *kvc_slot_scores(cache, block.columns[p], pair) +=
                         l[p * (uint32_t)n + (uint32_t)r] *
                         expf(m[p * (uint32_t)n + (uint32_t)r] - lse[r]);
@@ -451,19 +451,19 @@ static void keep_probes(const struct call *call, const struct kvc_attend_info *i
     }
 }
 
-void kvc_attend_options_default(const kvc_cache *cache, kvc_attend_options *options)
+void kvc_attend_options_init(const kvc_cache *cache, kvc_attend_options *options,
+                             size_t struct_size)
 {
-    if (options)
-        *options = (kvc_attend_options){
-            .struct_size = sizeof(*options),
-            .scale = cache ? 1.0f / sqrtf((float)cache->params.head_dim_k) : 1.0f,
-        };
+    const kvc_attend_options defaults = {
+        .struct_size = sizeof(defaults),
+        .scale = cache ? 1.0f / sqrtf((float)cache->params.head_dim_k) : 1.0f,
+    };
+    kvc_struct_init(options, struct_size, &defaults, sizeof(defaults));
 }
 
 static bool options_ok(const kvc_attend_options *o)
 {
-    return o->struct_size >= sizeof(*o) && isfinite(o->scale) && isfinite(o->softcap) &&
-           o->softcap >= 0.0f && o->window >= 0;
+    return isfinite(o->scale) && isfinite(o->softcap) && o->softcap >= 0.0f && o->window >= 0;
 }
 
 static bool item_ok(const kvc_cache *cache, const kvc_attend_item *item, int32_t layer)
@@ -475,7 +475,8 @@ static bool item_ok(const kvc_cache *cache, const kvc_attend_item *item, int32_t
            item->q->n_heads == (size_t)p->n_heads && item->out->n_heads == (size_t)p->n_heads &&
            item->q->head_dim == (size_t)p->head_dim_k &&
            item->out->head_dim == (size_t)p->head_dim_v &&
-           item->q->n_tokens == item->out->n_tokens && item->q->n_tokens <= (size_t)seq->n_tokens;
+           item->q->n_tokens == item->out->n_tokens && item->q->n_tokens <= (size_t)seq->n_tokens &&
+           item->q->n_tokens <= (size_t)(INT32_MAX - KVC_TILE_ROWS) / (size_t)cache->group;
 }
 
 /* Fills the infos of the items that have work. */
@@ -518,10 +519,10 @@ kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_attend_it
               KVC_E_ARG);
     struct call call = {.cache = cache, .layer = layer};
     kvc_attend_options_default(cache, &call.options);
-    if (options) {
-        KVC_CHECK(options_ok(options), KVC_E_ARG);
-        call.options = *options;
-    }
+    if (options)
+        KVC_TRY(
+            kvc_struct_read(&call.options, sizeof(call.options), options, sizeof(call.options)));
+    KVC_CHECK(options_ok(&call.options), KVC_E_ARG);
     bool single = true;
     cache->n_calls++;
     for (size_t i = 0; i < n_items; i++) {

@@ -6,20 +6,22 @@
 #include "check.h"
 #include "state.h"
 
-void kvc_cache_params_default(kvc_cache_params *params)
+static const kvc_cache_params defaults = {
+    .struct_size = sizeof(defaults),
+    .max_sequences = 1,
+    .max_tokens = 8192,
+    .max_sequence_tokens = INT32_MAX,
+    .max_append = 512,
+    .probe_rows = 16,
+    .precision = {KVC_INT8, KVC_INT8, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
+    .scale_window = KVC_PAGE_TOKENS,
+    .recent_tokens = 128,
+    .sink_tokens = 4,
+};
+
+void kvc_cache_params_init(kvc_cache_params *params, size_t struct_size)
 {
-    if (params)
-        *params = (kvc_cache_params){
-            .struct_size = sizeof(*params),
-            .max_sequences = 1,
-            .max_tokens = 8192,
-            .max_append = 512,
-            .probe_rows = 16,
-            .precision = {KVC_INT8, KVC_INT8, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
-            .scale_window = KVC_PAGE_TOKENS,
-            .recent_tokens = 128,
-            .sink_tokens = 4,
-        };
+    kvc_struct_init(params, struct_size, &defaults, sizeof(defaults));
 }
 
 static bool in_range(int32_t x, int32_t low, int32_t high)
@@ -45,23 +47,30 @@ static kvc_status check_params(const kvc_cache_params *p)
 {
     const int32_t most = INT32_MAX / 4;
 
-    KVC_CHECK(p && p->struct_size >= sizeof(*p), KVC_E_ARG);
     KVC_CHECK(in_range(p->n_layers, 1, 65536) && in_range(p->n_heads, 1, 65536) &&
                   in_range(p->n_kv_heads, 1, p->n_heads) && p->n_heads % p->n_kv_heads == 0,
               KVC_E_ARG);
     KVC_CHECK(p->n_layers <= most / p->n_kv_heads, KVC_E_ARG);
     KVC_CHECK(p->head_dim_k >= 1 && p->head_dim_v >= 1, KVC_E_ARG);
-    KVC_CHECK(in_range(p->max_sequences, 1, 65536) && in_range(p->max_tokens, 1, most) &&
-                  in_range(p->max_append, 1, most) && in_range(p->max_hold_tokens, 0, most) &&
-                  in_range(p->probe_rows, 0, 1024) && in_range(p->recent_tokens, 0, most) &&
-                  in_range(p->sink_tokens, 0, KVC_PAGE_TOKENS) &&
-                  in_range(p->scale_window, KVC_PAGE_TOKENS, most) &&
-                  p->scale_window % KVC_PAGE_TOKENS == 0 &&
-                  (unsigned)p->score_mode <= KVC_SCORE_TOKEN,
-              KVC_E_ARG);
+    KVC_CHECK(
+        in_range(p->max_sequences, 1, 65536) && in_range(p->max_tokens, 1, most) &&
+            p->max_sequence_tokens >= 1 && in_range(p->max_append, 1, most) &&
+            in_range(p->max_hold_tokens, 0, most) && in_range(p->probe_rows, 0, 1024) &&
+            in_range(p->recent_tokens, 0, most) && in_range(p->sink_tokens, 0, KVC_PAGE_TOKENS) &&
+            in_range(p->scale_window, KVC_PAGE_TOKENS, most) &&
+            p->scale_window % KVC_PAGE_TOKENS == 0 && (unsigned)p->score_mode <= KVC_SCORE_TOKEN,
+        KVC_E_ARG);
     KVC_CHECK(p->head_dim_k <= KVC_MAX_HEAD_DIM && p->head_dim_v <= KVC_MAX_HEAD_DIM && !p->on_full,
               KVC_E_UNSUPPORTED);
     return check_precision(&p->precision);
+}
+
+/* The parameters of a caller, checked. */
+static kvc_status take_params(const kvc_cache_params *params, kvc_cache_params *out)
+{
+    *out = defaults;
+    KVC_TRY(kvc_struct_read(out, sizeof(*out), params, sizeof(*out)));
+    return check_params(out);
 }
 
 /* A number for each precision: 0 is F16, then INT8 and INT4 in each of their scales. */
@@ -113,7 +122,8 @@ static size_t pages_of(int32_t n_tokens)
 static size_t open_pages(const kvc_cache_params *p)
 {
     const size_t pages = pages_of(p->recent_tokens + p->max_append);
-    return p->max_hold_tokens ? pages + pages_of(p->max_hold_tokens) : pages;
+    const size_t held = p->max_hold_tokens ? pages_of(p->max_hold_tokens) : 0;
+    return held > pages ? held : pages;
 }
 
 static size_t score_bytes(kvc_score_mode mode)
@@ -142,9 +152,12 @@ static void size_cache(kvc_cache *cache, const kvc_cache_params *p)
         (sizeof(struct kvc_column) +
          (size_t)cache->n_pairs * (sizeof(struct kvc_entry) + cache->score_bytes) + 63) &
         ~(size_t)63;
-    cache->n_fact_pages = p->max_tokens / KVC_PAGE_TOKENS + p->max_sequences + 1;
+    const int32_t longest = kvc_min32(p->max_tokens, p->max_sequence_tokens);
+    cache->max_fact_pages = longest / KVC_PAGE_TOKENS + 1;
+    cache->n_fact_pages = p->max_tokens / KVC_PAGE_TOKENS + p->max_sequences;
     /* Twice the full pages: truncation and compression make short ones. */
-    cache->n_columns = p->max_tokens / KVC_PAGE_TOKENS * 2 + 3 * p->max_sequences + 1;
+    cache->max_slots = longest / KVC_PAGE_TOKENS * 2 + 4;
+    cache->n_columns = p->max_tokens / KVC_PAGE_TOKENS * 2 + 4 * p->max_sequences;
     cache->strip_bytes = (size_t)cache->n_pairs * cache->layouts[KVC_LAYOUT_STRIP].n_bytes;
     cache->lane_floats = kvc_attend_lane_floats(p);
     cache->n_parts = (size_t)cache->n_columns / KVC_TILE_PAGES + 2 * (size_t)p->max_sequences;
@@ -163,8 +176,8 @@ static void carve(kvc_cache *cache, struct kvc_arena *arena)
     cache->class_of = kvc_arena_take(arena, KVC_N_LAYOUTS, 1, 1);
     cache->sequences = kvc_arena_take(arena, n_seq, sizeof(struct kvc_sequence), 64);
     for (size_t i = 0; i < n_seq; i++) {
-        int32_t *slots = kvc_arena_take(arena, n_columns, sizeof(int32_t), 4);
-        int32_t *facts = kvc_arena_take(arena, n_facts, sizeof(int32_t), 4);
+        int32_t *slots = kvc_arena_take(arena, (size_t)cache->max_slots, sizeof(int32_t), 4);
+        int32_t *facts = kvc_arena_take(arena, (size_t)cache->max_fact_pages, sizeof(int32_t), 4);
         int32_t *appended = kvc_arena_take(arena, n_layers, sizeof(int32_t), 4);
         if (arena->base)
             cache->sequences[i] =
@@ -204,10 +217,14 @@ static size_t cache_bytes(kvc_cache *cache, size_t n_slabs)
     return arena.overflow || arena.used > PTRDIFF_MAX ? 0 : arena.used;
 }
 
+/* F16 pages of all sequences; more than ids can number where the product does not fit. */
 static size_t reserved_pages(const kvc_cache *cache)
 {
-    return open_pages(&cache->params) * (size_t)cache->n_pairs *
-           (size_t)cache->params.max_sequences;
+    size_t n;
+    if (__builtin_mul_overflow(open_pages(&cache->params), (size_t)cache->n_pairs, &n) ||
+        __builtin_mul_overflow(n, (size_t)cache->params.max_sequences, &n) || n > INT32_MAX)
+        return INT32_MAX;
+    return n;
 }
 
 static size_t min_slabs(const kvc_cache *cache)
@@ -224,10 +241,11 @@ static bool slabs_ok(const kvc_cache *cache, size_t n_slabs)
 kvc_status kvc_cache_min_budget(const kvc_cache_params *params, size_t *bytes)
 {
     kvc_cache plan = {0};
+    kvc_cache_params p;
 
-    KVC_CHECK(bytes, KVC_E_ARG);
-    KVC_TRY(check_params(params));
-    size_cache(&plan, params);
+    KVC_CHECK(bytes && params, KVC_E_ARG);
+    KVC_TRY(take_params(params, &p));
+    size_cache(&plan, &p);
     const size_t slabs = min_slabs(&plan);
     const size_t need = slabs_ok(&plan, slabs) ? cache_bytes(&plan, slabs) : 0;
     KVC_CHECK(need, KVC_E_ARG);
@@ -253,24 +271,26 @@ static size_t fit_slabs(kvc_cache *plan, size_t budget)
 kvc_status kvc_cache_create(kvc_ctx *ctx, const kvc_cache_params *params, kvc_cache **out)
 {
     kvc_cache plan = {0};
+    kvc_cache_params p;
     size_t need;
 
     KVC_CHECK(out, KVC_E_ARG);
     *out = NULL;
-    KVC_CHECK(ctx, KVC_E_ARG);
+    KVC_CHECK(ctx && params, KVC_E_ARG);
+    KVC_TRY(take_params(params, &p));
     KVC_TRY(kvc_cache_min_budget(params, &need));
-    KVC_CHECK(params->budget_bytes >= need && params->budget_bytes <= PTRDIFF_MAX, KVC_E_ARG);
-    size_cache(&plan, params);
+    KVC_CHECK(p.budget_bytes >= need && p.budget_bytes <= PTRDIFF_MAX, KVC_E_ARG);
+    size_cache(&plan, &p);
     plan.ctx = ctx;
-    plan.n_slabs = fit_slabs(&plan, params->budget_bytes);
+    plan.n_slabs = fit_slabs(&plan, p.budget_bytes);
 
-    struct kvc_arena arena = {.base = ctx->mem.alloc(ctx->mem.user, params->budget_bytes, 128)};
+    struct kvc_arena arena = {.base = ctx->mem.alloc(ctx->mem.user, p.budget_bytes, 128)};
     KVC_CHECK(arena.base, KVC_E_NOMEM);
     carve(&plan, &arena);
     kvc_cache *cache = (kvc_cache *)(void *)arena.base;
     *cache = plan;
 
-    memset(cache->tags, precision_tag(&params->precision), (size_t)cache->n_pairs);
+    memset(cache->tags, precision_tag(&p.precision), (size_t)cache->n_pairs);
     memset(cache->class_of, UINT8_MAX, KVC_N_LAYOUTS);
     kvc_pages_init(cache, reserved_pages(cache));
     cache->n_free_columns = cache->n_columns;
@@ -335,6 +355,7 @@ kvc_status kvc_cache_stats(const kvc_cache *cache, kvc_stats *out)
         .n_sequences = (int64_t)n_seq,
         .n_tokens = cache->n_tokens,
         .n_pages_f16 = cache->classes[0].n_used,
+        .n_free_slots = cache->n_free_columns,
         .n_sealed_total = cache->n_sealed_total,
         .n_nonfinite = cache->n_nonfinite,
         .n_saturated = cache->n_saturated,
@@ -346,10 +367,12 @@ kvc_status kvc_cache_stats(const kvc_cache *cache, kvc_stats *out)
     }
     s.used_bytes =
         s.f16_page_bytes + s.sealed_page_bytes + s.strip_bytes + s.entry_bytes + s.token_bytes;
-    s.free_page_bytes = cache->n_slabs * cache->slab_bytes - s.f16_page_bytes - s.sealed_page_bytes;
+    s.reserve_bytes = (size_t)cache->classes[0].n_free * cache->classes[0].n_bytes;
+    s.free_page_bytes = cache->n_slabs * cache->slab_bytes - s.f16_page_bytes - s.reserve_bytes -
+                        s.sealed_page_bytes;
     s.fixed_bytes = s.budget_bytes - s.used_bytes;
-    s.overhead_bytes =
-        s.fixed_bytes - s.probe_bytes - s.scratch_bytes - s.free_page_bytes - s.free_table_bytes;
-    *out = s;
+    s.overhead_bytes = s.fixed_bytes - s.probe_bytes - s.scratch_bytes - s.reserve_bytes -
+                       s.free_page_bytes - s.free_table_bytes;
+    kvc_struct_write(out, &s, sizeof(s));
     return KVC_OK;
 }

@@ -121,15 +121,22 @@ void kvc_page_share(kvc_cache *cache, int32_t page)
     cache->pages[page].owners++;
 }
 
+void kvc_page_forget_twin(kvc_cache *cache, int32_t page)
+{
+    struct kvc_page *p = &cache->pages[page];
+    if (p->twin >= 0)
+        cache->pages[p->twin].twin_of = -1;
+    if (p->twin_of >= 0)
+        cache->pages[p->twin_of].twin = -1;
+    p->twin = p->twin_of = -1;
+}
+
 void kvc_page_release(kvc_cache *cache, int32_t page)
 {
     struct kvc_page *p = &cache->pages[page];
     if (--p->owners > 0)
         return;
-    if (p->twin >= 0)
-        cache->pages[p->twin].twin_of = -1;
-    if (p->twin_of >= 0)
-        cache->pages[p->twin_of].twin = -1;
+    kvc_page_forget_twin(cache, page);
 
     const int32_t i = page / (int32_t)cache->max_per_slab;
     struct kvc_slab *slab = &cache->slabs[i];

@@ -147,17 +147,18 @@ kvc_status kvc_seq_read_page(const kvc_cache *cache, kvc_seq seq, int32_t layer,
     const struct kvc_page_layout *layout = kvc_page_layout_of(cache, e->page);
     const int32_t *list = kvc_page_ordinals(cache, e->page);
     KVC_CHECK(!bytes || n_bytes >= layout->n_bytes, KVC_E_ARG);
-    info->sealed = slot < s->first_unsealed;
-    info->precision = (kvc_precision){
-        .k = (kvc_format)layout->k_format,
-        .v = (kvc_format)layout->v_format,
-        .k_scale = (kvc_scale)layout->k_scale,
-        .v_scale = (kvc_scale)layout->v_scale,
+    const kvc_page_info i = {
+        .sealed = slot < s->first_unsealed,
+        .precision = {.k = (kvc_format)layout->k_format,
+                      .v = (kvc_format)layout->v_format,
+                      .k_scale = (kvc_scale)layout->k_scale,
+                      .v_scale = (kvc_scale)layout->v_scale},
+        .n_rows = e->n_rows,
+        .live = e->live,
+        .n_bytes = layout->n_bytes,
+        .n_owners = cache->pages[e->page].owners,
     };
-    info->n_rows = e->n_rows;
-    info->live = e->live;
-    info->n_bytes = layout->n_bytes;
-    info->n_owners = cache->pages[e->page].owners;
+    kvc_struct_write(info, &i, sizeof(i));
     for (int32_t r = 0; r < e->n_rows && ordinals; r++)
         ordinals[r] = list ? list[r] : column->first + r;
     if (bytes)

@@ -116,21 +116,21 @@ static void take_page(const struct sealing *s, int32_t slot, int32_t pair)
     kvc_cache *cache = s->cache;
     struct kvc_entry *e = &kvc_slot(cache, s->seq, slot)->entries[pair];
 
-    e->next = -1;
+    e->sealed = -1;
     if (!e->live)
         return;
-    e->next = find_twin(s, slot, pair);
-    if (e->next >= 0) {
-        kvc_page_share(cache, e->next);
+    e->sealed = find_twin(s, slot, pair);
+    if (e->sealed >= 0) {
+        kvc_page_share(cache, e->sealed);
         return;
     }
-    e->next = kvc_page_alloc(cache, cache->tags[pair]);
-    struct kvc_page *page = &cache->pages[e->next];
+    e->sealed = kvc_page_alloc(cache, cache->tags[pair]);
+    struct kvc_page *page = &cache->pages[e->sealed];
     window_absmax(cache, s->seq, slot, pair, &page->absmax_k, &page->absmax_v);
     cache->n_sealed_total++;
     if (e->n_rows == KVC_PAGE_ROWS && cache->pages[e->page].owners > 1 &&
         cache->pages[e->page].twin < 0) {
-        cache->pages[e->page].twin = e->next;
+        cache->pages[e->page].twin = e->sealed;
         page->twin_of = e->page;
     }
 }
@@ -141,16 +141,16 @@ static void seal_pair(void *arg, size_t i)
     const kvc_cache *cache = s->cache;
     for (int32_t slot = s->seq->first_unsealed; slot < s->end; slot++) {
         const struct kvc_entry *e = &kvc_slot(cache, s->seq, slot)->entries[i];
-        if (e->next < 0 || cache->pages[e->next].owners > 1)
+        if (e->sealed < 0 || cache->pages[e->sealed].owners > 1)
             continue; /* empty, or sealed by another sequence */
         const struct kvc_seal_job job = {
             .from = &cache->layouts[KVC_LAYOUT_OPEN],
             .to = sealed_layout(cache, (int32_t)i),
             .src = kvc_page_data(cache, e->page),
-            .dst = kvc_page_data(cache, e->next),
+            .dst = kvc_page_data(cache, e->sealed),
             .n_rows = e->n_rows,
-            .absmax_k = cache->pages[e->next].absmax_k,
-            .absmax_v = cache->pages[e->next].absmax_v,
+            .absmax_k = cache->pages[e->sealed].absmax_k,
+            .absmax_v = cache->pages[e->sealed].absmax_v,
         };
         cache->ctx->k->seal_page(&cache->ctx->queue, &job);
     }
@@ -172,14 +172,15 @@ kvc_status kvc_seal_slots(kvc_cache *cache, struct kvc_sequence *seq, int32_t en
     for (int32_t slot = seq->first_unsealed; slot < end; slot++)
         for (int32_t pair = 0; pair < cache->n_pairs; pair++) {
             struct kvc_entry *e = &kvc_slot(cache, seq, slot)->entries[pair];
-            if (e->next < 0) {
+            if (e->sealed < 0) {
                 kvc_entry_clear(cache, e);
                 continue;
             }
             kvc_page_release(cache, e->page);
-            e->page = e->next;
+            e->page = e->sealed;
         }
     seq->first_unsealed = end;
+    kvc_seq_drop_empty_slots(cache, seq);
     return KVC_OK;
 }
 
@@ -190,10 +191,11 @@ kvc_status kvc_seq_settle(kvc_cache *cache, kvc_seq seq)
     return kvc_seal_slots(cache, s, kvc_seal_end(cache, s, false));
 }
 
-/* Slots whose pages of one pair fit fewer pages. */
-struct run {
+/* Slots whose pages of one pair fit fewer bytes. */
+struct span {
     int32_t first, last; /* last not included */
     int32_t n_pages, n_rows;
+    size_t n_bytes;
 };
 
 static int32_t pages_for(int32_t n_rows)
@@ -207,27 +209,30 @@ static bool movable(const struct kvc_page_layout *layout)
            (layout->v_format == KVC_F16 || layout->v_scale == KVC_SCALE_TOKEN);
 }
 
-/* The shortest run from a slot on that frees a page, filled up; or one slot, to be left alone. */
-static struct run find_run(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t pair,
-                           int32_t first)
+/* The shortest span from a slot on that moving makes smaller, filled up; or one slot, to be left
+ * alone. Pages of moved rows are larger: they carry ordinals. */
+static struct span find_span(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t pair,
+                             int32_t first)
 {
-    const struct run alone = {.first = first, .last = first + 1};
-    struct run run = {.first = first, .last = first};
-    for (; run.last < seq->first_unsealed; run.last++) {
-        const struct kvc_entry *e = &kvc_slot(cache, seq, run.last)->entries[pair];
+    const struct span alone = {.first = first, .last = first + 1};
+    const size_t moved = cache->layouts[cache->tags[pair] + KVC_N_TAGS].n_bytes;
+    struct span span = {.first = first, .last = first};
+    for (; span.last < seq->first_unsealed; span.last++) {
+        const struct kvc_entry *e = &kvc_slot(cache, seq, span.last)->entries[pair];
         if (e->page < 0)
             continue;
-        const int32_t n_rows = __builtin_popcountll(e->live), pages = pages_for(run.n_rows);
+        const int32_t n_rows = __builtin_popcountll(e->live), pages = pages_for(span.n_rows);
         if (cache->pages[e->page].owners > 1) /* moving would free nothing */
             break;
-        if (run.n_pages == 0 && n_rows == KVC_PAGE_ROWS)
+        if (span.n_pages == 0 && n_rows == KVC_PAGE_ROWS)
             return alone;
-        if (pages < run.n_pages && n_rows > pages * KVC_PAGE_ROWS - run.n_rows)
+        if ((size_t)pages * moved < span.n_bytes && n_rows > pages * KVC_PAGE_ROWS - span.n_rows)
             break;
-        run.n_pages++;
-        run.n_rows += n_rows;
+        span.n_pages++;
+        span.n_rows += n_rows;
+        span.n_bytes += kvc_page_layout_of(cache, e->page)->n_bytes;
     }
-    return pages_for(run.n_rows) < run.n_pages ? run : alone;
+    return (size_t)pages_for(span.n_rows) * moved < span.n_bytes ? span : alone;
 }
 
 /* A page that is being filled. */
@@ -292,18 +297,18 @@ static void place_target(kvc_cache *cache, struct kvc_column *column, int32_t pa
 }
 
 /*
- * Moves the rows of a run into new pages. Rows only move to earlier slots: when page i of the run
+ * Moves the rows of a span into new pages. Rows only move to earlier slots: when page i of the span
  * is full, its slots 0 ... i are empty. Without room it stops between two pages, with every row in
  * one place. Returns the pages that became free.
  */
-static int64_t compact_run(kvc_cache *cache, struct kvc_sequence *seq, int32_t pair,
-                           const struct run *run)
+static int64_t compact_span(kvc_cache *cache, struct kvc_sequence *seq, int32_t pair,
+                            const struct span *span)
 {
-    int32_t source = run->first, n_emptied = 0, n_made = 0;
+    int32_t source = span->first, n_emptied = 0, n_made = 0;
     struct target to;
 
-    while (n_emptied < run->n_pages && open_target(cache, pair, &to)) {
-        while (n_emptied < run->n_pages && to.n_rows < KVC_PAGE_ROWS) {
+    while (n_emptied < span->n_pages && open_target(cache, pair, &to)) {
+        while (n_emptied < span->n_pages && to.n_rows < KVC_PAGE_ROWS) {
             struct kvc_column *column = kvc_slot(cache, seq, source);
             struct kvc_entry *e = &column->entries[pair];
             if (e->page >= 0)
@@ -314,7 +319,7 @@ static int64_t compact_run(kvc_cache *cache, struct kvc_sequence *seq, int32_t p
             kvc_entry_clear(cache, e);
             source++;
         }
-        place_target(cache, kvc_slot(cache, seq, run->first + n_made++), pair, &to);
+        place_target(cache, kvc_slot(cache, seq, span->first + n_made++), pair, &to);
     }
     return n_emptied - n_made;
 }
@@ -327,10 +332,10 @@ static int64_t compact(kvc_cache *cache, struct kvc_sequence *seq)
         if (!movable(sealed_layout(cache, pair)))
             continue;
         for (int32_t slot = 0; slot < seq->first_unsealed;) {
-            const struct run run = find_run(cache, seq, pair, slot);
-            if (run.n_pages)
-                n_freed += compact_run(cache, seq, pair, &run);
-            slot = run.last;
+            const struct span span = find_span(cache, seq, pair, slot);
+            if (span.n_pages)
+                n_freed += compact_span(cache, seq, pair, &span);
+            slot = span.last;
         }
     }
     kvc_seq_drop_empty_slots(cache, seq);
@@ -363,10 +368,13 @@ kvc_status kvc_cache_compress(kvc_cache *cache, kvc_seq seq, const kvc_policy *p
     }
     const int64_t n_freed = compact(cache, s);
     if (report) {
-        report->n_pages_sealed = (int64_t)(cache->n_sealed_total - sealed);
-        report->n_pages_compacted = n_freed;
-        report->bytes_before = before;
-        report->bytes_after = used_bytes(cache);
+        const kvc_report r = {
+            .n_pages_sealed = (int64_t)(cache->n_sealed_total - sealed),
+            .n_pages_compacted = n_freed,
+            .bytes_before = before,
+            .bytes_after = used_bytes(cache),
+        };
+        kvc_struct_write(report, &r, sizeof(r));
     }
     return KVC_OK;
 }

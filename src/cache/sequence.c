@@ -75,32 +75,28 @@ kvc_status kvc_seq_create(kvc_cache *cache, kvc_seq *out)
     return KVC_OK;
 }
 
-static int32_t fact_pages(int32_t n_tokens)
-{
-    return (n_tokens + KVC_PAGE_TOKENS - 1) / KVC_PAGE_TOKENS;
-}
-
 static kvc_token *fact_page(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t i)
 {
     return cache->facts + (size_t)seq->facts[i] * KVC_PAGE_TOKENS;
 }
 
-/* The last slot, if tokens can still be added to it. */
-static struct kvc_column *open_slot(const kvc_cache *cache, const struct kvc_sequence *seq)
+struct kvc_column *kvc_seq_open_slot(const kvc_cache *cache, const struct kvc_sequence *seq,
+                                     int32_t n_sealed)
 {
-    if (seq->first_unsealed == seq->n_slots)
+    if (n_sealed == seq->n_slots)
         return NULL;
     struct kvc_column *column = kvc_slot(cache, seq, seq->n_slots - 1);
     return kvc_slot_full(cache, column) ? NULL : column;
 }
 
-/* Copies the rows of an F16 page. */
-static void copy_page(const kvc_cache *cache, int32_t src, int32_t dst, uint32_t n_rows)
+int32_t kvc_page_copy(kvc_cache *cache, int32_t page, uint32_t n_rows)
 {
     const kvc_ctx *ctx = cache->ctx;
+    const int32_t copy = kvc_page_alloc(cache, KVC_LAYOUT_OPEN);
     if (n_rows)
-        ctx->k->move_rows(&ctx->queue, &cache->layouts[KVC_LAYOUT_OPEN], kvc_page_data(cache, src),
-                          NULL, n_rows, kvc_page_data(cache, dst), 0);
+        ctx->k->move_rows(&ctx->queue, &cache->layouts[KVC_LAYOUT_OPEN], kvc_page_data(cache, page),
+                          NULL, n_rows, kvc_page_data(cache, copy), 0);
+    return copy;
 }
 
 static void copy_strips(const kvc_cache *cache, const struct kvc_sequence *src,
@@ -141,9 +137,7 @@ static void copy_entries(kvc_cache *cache, struct kvc_column *column, bool open)
             kvc_page_share(cache, e->page);
             continue;
         }
-        const int32_t page = kvc_page_alloc(cache, KVC_LAYOUT_OPEN);
-        copy_page(cache, e->page, page, e->n_rows);
-        e->page = page;
+        e->page = kvc_page_copy(cache, e->page, e->n_rows);
     }
 }
 
@@ -154,16 +148,16 @@ kvc_status kvc_seq_fork(kvc_cache *cache, kvc_seq src, kvc_seq *out)
     const struct kvc_sequence *from = kvc_seq_find(cache, src);
     KVC_CHECK(from && kvc_seq_complete(cache, from), KVC_E_ARG);
     struct kvc_sequence *to = find_free(cache);
-    const struct kvc_column *open = open_slot(cache, from);
+    const struct kvc_column *open = kvc_seq_open_slot(cache, from, from->first_unsealed);
     /* The reserve of class 0 covers the open pages of every sequence. */
     KVC_CHECK(to && from->n_slots <= cache->n_free_columns &&
-                  fact_pages(from->n_tokens) <= cache->n_free_facts &&
+                  kvc_fact_pages(from->n_tokens) <= cache->n_free_facts &&
                   cache->n_tokens + from->n_tokens <= cache->params.max_tokens &&
                   (!open || cache->n_pairs <= cache->classes[0].n_free),
               KVC_E_FULL);
 
     start(cache, to);
-    for (int32_t i = 0; i < fact_pages(from->n_tokens); i++) {
+    for (int32_t i = 0; i < kvc_fact_pages(from->n_tokens); i++) {
         to->facts[i] = cache->free_facts[--cache->n_free_facts];
         const size_t n = (size_t)kvc_min32(from->n_tokens - i * KVC_PAGE_TOKENS, KVC_PAGE_TOKENS);
         memcpy(fact_page(cache, to, i), fact_page(cache, from, i), n * sizeof(kvc_token));
@@ -295,7 +289,7 @@ kvc_status kvc_seq_truncate(kvc_cache *cache, kvc_seq seq, int64_t n_tokens)
     s->first_unsealed = kvc_min32(s->first_unsealed, s->n_slots);
     for (int32_t i = 0; i < s->n_slots; i++)
         cut_slot(cache, s, i, n);
-    for (int32_t i = fact_pages(n); i < fact_pages(s->n_tokens); i++)
+    for (int32_t i = kvc_fact_pages(n); i < kvc_fact_pages(s->n_tokens); i++)
         cache->free_facts[cache->n_free_facts++] = s->facts[i];
     s->strip_live &= kvc_bits(0, n);
     for (int32_t l = 0; l < cache->params.n_layers; l++)

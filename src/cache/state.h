@@ -51,7 +51,7 @@ struct kvc_page_class {
 struct kvc_entry {
     uint64_t live;            /* bit r: row r is there */
     int32_t page;             /* -1: none */
-    int32_t next;             /* the sealed page, while it is being made */
+    int32_t sealed;           /* the page that will take its place, while slots are sealed */
     float absmax_k, absmax_v; /* mode HEAD: of the page when it was sealed */
     uint8_t n_rows;
 };
@@ -72,8 +72,8 @@ struct kvc_sequence {
     int64_t hold_from;   /* -1: no hold */
     uint64_t strip_live; /* sinks not removed */
     uint64_t in_call;    /* number of the last call of attention that named it */
-    int32_t *slots;      /* [n_columns] columns */
-    int32_t *facts;      /* [n_fact_pages] */
+    int32_t *slots;      /* [max_slots] columns */
+    int32_t *facts;      /* [max_fact_pages] */
     int32_t *appended;   /* [n_layers] tokens whose K and V are there */
 };
 
@@ -110,6 +110,7 @@ struct kvc_cache {
     char *columns;
     size_t column_bytes, score_bytes; /* score_bytes of an entry: 0, 4 or 256 */
     int32_t n_columns, n_free_columns, *free_columns;
+    int32_t max_slots, max_fact_pages; /* of one sequence */
     kvc_token *facts;
     int32_t n_fact_pages, n_free_facts, *free_facts;
     struct kvc_sequence *sequences;
@@ -142,6 +143,9 @@ int32_t kvc_page_alloc(kvc_cache *cache, uint8_t layout);
 void kvc_page_share(kvc_cache *cache, int32_t page);
 void kvc_page_release(kvc_cache *cache, int32_t page);
 
+/* Parts an F16 page and its sealed copy: one of them is freed, or gets other rows. */
+void kvc_page_forget_twin(kvc_cache *cache, int32_t page);
+
 static inline uint8_t *kvc_page_data(const kvc_cache *cache, int32_t page)
 {
     const size_t slab = (size_t)page / cache->max_per_slab, i = (size_t)page % cache->max_per_slab;
@@ -161,6 +165,20 @@ struct kvc_sequence *kvc_seq_find(const kvc_cache *cache, kvc_seq seq);
 
 /* Whether every announced token has its K and V in every layer. */
 bool kvc_seq_complete(const kvc_cache *cache, const struct kvc_sequence *seq);
+
+/* The last slot, if it is not among the first n_sealed and tokens can still be added to it; or
+ * NULL. */
+struct kvc_column *kvc_seq_open_slot(const kvc_cache *cache, const struct kvc_sequence *seq,
+                                     int32_t n_sealed);
+
+/* A new F16 page with the rows of another. */
+int32_t kvc_page_copy(kvc_cache *cache, int32_t page, uint32_t n_rows);
+
+/* Pages of the token table that n tokens take. */
+static inline int32_t kvc_fact_pages(int32_t n_tokens)
+{
+    return (n_tokens + KVC_PAGE_TOKENS - 1) / KVC_PAGE_TOKENS;
+}
 
 /* Releases the page of an entry and empties it. */
 void kvc_entry_clear(kvc_cache *cache, struct kvc_entry *e);

@@ -40,16 +40,6 @@ static void put_fact(kvc_cache *cache, struct kvc_sequence *seq, int32_t ordinal
     seq->next_position = after > seq->next_position ? after : seq->next_position;
 }
 
-/* The unsealed last slot with room, or NULL; after sealing up to the slot `sealed`. */
-static struct kvc_column *slot_with_room(const kvc_cache *cache, const struct kvc_sequence *seq,
-                                         int32_t sealed)
-{
-    if (sealed == seq->n_slots)
-        return NULL;
-    struct kvc_column *column = kvc_slot(cache, seq, seq->n_slots - 1);
-    return kvc_slot_full(cache, column) ? NULL : column;
-}
-
 /* Slots that n more tokens open, given the ordinal where the first of them would begin. */
 static int32_t new_slots(const kvc_cache *cache, int64_t begin, int64_t end)
 {
@@ -65,36 +55,34 @@ static bool tables_fit(const kvc_cache *cache, const struct kvc_sequence *seq, i
 {
     const kvc_cache_params *p = &cache->params;
     const int64_t end = (int64_t)seq->n_tokens + n;
-    const struct kvc_column *column = slot_with_room(cache, seq, sealed);
+    const struct kvc_column *column = kvc_seq_open_slot(cache, seq, sealed);
     int64_t begin = seq->n_tokens > p->sink_tokens ? seq->n_tokens : p->sink_tokens;
     if (column)
         begin = kvc_next_border(cache, column->first);
-    const int64_t have = (seq->n_tokens + KVC_PAGE_TOKENS - 1) / KVC_PAGE_TOKENS;
-    return cache->n_tokens + n <= p->max_tokens &&
-           (end + KVC_PAGE_TOKENS - 1) / KVC_PAGE_TOKENS - have <= cache->n_free_facts &&
-           new_slots(cache, begin, end) <= cache->n_free_columns &&
+    const int32_t n_new = new_slots(cache, begin, end);
+    return cache->n_tokens + n <= p->max_tokens && end <= p->max_sequence_tokens &&
+           kvc_fact_pages((int32_t)end) - kvc_fact_pages(seq->n_tokens) <= cache->n_free_facts &&
+           n_new <= cache->n_free_columns && seq->n_slots + n_new <= cache->max_slots &&
            (seq->hold_from < 0 || end - seq->hold_from <= p->max_hold_tokens);
 }
 
-/* An F16 page that other sequences see is copied before rows are added to it. */
+/* Before rows are added to an open slot: an F16 page that other sequences see is copied, one that
+ * they have left parts from the sealed copy that they made. */
 static void own_pages(kvc_cache *cache, struct kvc_column *column)
 {
-    const kvc_ctx *ctx = cache->ctx;
     for (int32_t pair = 0; pair < cache->n_pairs; pair++) {
         struct kvc_entry *e = &column->entries[pair];
-        if (cache->pages[e->page].owners == 1)
+        if (cache->pages[e->page].owners == 1) {
+            kvc_page_forget_twin(cache, e->page);
             continue;
-        const int32_t page = kvc_page_alloc(cache, KVC_LAYOUT_OPEN);
-        if (e->n_rows)
-            ctx->k->move_rows(&ctx->queue, &cache->layouts[KVC_LAYOUT_OPEN],
-                              kvc_page_data(cache, e->page), NULL, e->n_rows,
-                              kvc_page_data(cache, page), 0);
+        }
+        const int32_t page = kvc_page_copy(cache, e->page, e->n_rows);
         kvc_page_release(cache, e->page);
         e->page = page;
     }
 }
 
-static struct kvc_column *open_slot(kvc_cache *cache, struct kvc_sequence *seq, int32_t first)
+static struct kvc_column *new_slot(kvc_cache *cache, struct kvc_sequence *seq, int32_t first)
 {
     seq->slots[seq->n_slots] = cache->free_columns[--cache->n_free_columns];
     struct kvc_column *column = kvc_slot(cache, seq, seq->n_slots++);
@@ -117,13 +105,13 @@ kvc_status kvc_tokens_add(kvc_cache *cache, kvc_seq seq, const kvc_token *tokens
     const int32_t end = s->n_tokens + (int32_t)n;
     for (int32_t i = s->n_tokens; i < end; i++)
         put_fact(cache, s, i, tokens ? tokens[i - s->n_tokens] : text_token(s->next_position));
-    struct kvc_column *column = slot_with_room(cache, s, s->first_unsealed);
+    struct kvc_column *column = kvc_seq_open_slot(cache, s, s->first_unsealed);
     if (column && n > 0)
         own_pages(cache, column);
     int32_t at = s->n_tokens > cache->params.sink_tokens ? s->n_tokens : cache->params.sink_tokens;
     while (at < end) {
         if (!column)
-            column = open_slot(cache, s, at);
+            column = new_slot(cache, s, at);
         const int32_t stop = kvc_min32(end, kvc_next_border(cache, column->first));
         column->n += stop - at;
         column->end = column->first + column->n;

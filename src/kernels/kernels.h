@@ -3,9 +3,9 @@
  *
  * A kernel works in the memory of its own backend, allocates nothing, waits for nothing, starts no
  * thread, keeps no state and may assume that its arguments are valid: the algorithm above has
- * checked them, and nothing to do never reaches it. It returns KVC_OK or KVC_E_DEVICE. Codes,
- * parameters, halves and counts are the same bytes in every table; floating-point sums have the
- * tolerance stated here.
+ * checked them, and nothing to do never reaches it. It returns KVC_OK or KVC_E_DEVICE (no CPU table
+ * does). Codes, parameters, halves and counts are the same bytes in every table; floating-point
+ * sums have the tolerance stated here.
  */
 #ifndef KVC_KERNELS_H
 #define KVC_KERNELS_H
@@ -187,8 +187,9 @@ static inline size_t kvc_attend_work_size(size_t d_k)
            (size_t)(KVC_TILE_ROWS + 1) * KVC_PAGE_ROWS;
 }
 
-/* mass[page][row] += sum over the tile's rows of exp(s - lse[row]); only pages, q, scale, softcap
- * and work of the tile are used. mass is [n_pages][64]. */
+/* mass[page][token] += sum over the tile's rows of exp(s - lse[row]); rows whose lse is not finite
+ * add nothing. Only pages, q, scale, softcap and work of the tile are used. mass is [n_pages][64].
+ */
 typedef kvc_status kvc_mass_pages_fn(const struct kvc_queue *queue,
                                      const struct kvc_attend_tile *tile, const float *lse,
                                      float *mass);

@@ -209,8 +209,8 @@ kvc_stats check_stats(const struct cache_model *m)
     assert_int_equal(stats.f16_page_bytes + stats.sealed_page_bytes + stats.strip_bytes +
                          stats.entry_bytes + stats.token_bytes,
                      stats.used_bytes);
-    assert_int_equal(stats.probe_bytes + stats.scratch_bytes + stats.free_page_bytes +
-                         stats.free_table_bytes + stats.overhead_bytes,
+    assert_int_equal(stats.probe_bytes + stats.scratch_bytes + stats.reserve_bytes +
+                         stats.free_page_bytes + stats.free_table_bytes + stats.overhead_bytes,
                      stats.fixed_bytes);
     assert_int_equal(stats.n_sequences, n_sequences);
     assert_int_equal(stats.n_tokens, n_tokens);

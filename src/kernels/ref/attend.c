@@ -79,7 +79,7 @@ kvc_status kvc_mass_pages_ref(const struct kvc_queue *queue, const struct kvc_at
     (void)queue;
     for (uint32_t p = 0; p < tile->n_pages; p++)
         for (uint32_t row = 0; row < tile->n_rows; row++)
-            for (uint32_t t = 0; t < tile->pages[p].n_rows; t++)
+            for (uint32_t t = 0; t < tile->pages[p].n_rows && isfinite(lse[row]); t++)
                 if (sees(&tile->pages[p], row, t))
                     mass[p * KVC_PAGE_ROWS + t] +=
                         expf(logit(tile, &tile->pages[p], row, t) - lse[row]);

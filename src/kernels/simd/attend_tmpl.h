@@ -484,13 +484,16 @@ kvc_status KVC_FN(kvc_mass_pages)(const struct kvc_queue *queue, const struct kv
         if (!seen.any)
             continue;
         page_scores(tile, &tile->pages[p], &seen, scores);
-        for (uint32_t i = 0; i < seen.n; i++)
+        for (uint32_t i = 0; i < seen.n; i++) {
+            if (!isfinite(lse[seen.row[i]]))
+                continue;
             for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN) {
                 const vf s = v_load(scores + (size_t)i * KVC_PAGE_ROWS + t);
                 const vf weight = v_exp(v_sub(s, v_set1(lse[seen.row[i]])));
                 const vf seen_weight = v_select(m_bits(seen.mask[i] >> t), weight, v_zero());
                 v_store(mass + t, v_add(v_load(mass + t), seen_weight));
             }
+        }
     }
     return KVC_OK;
 }
