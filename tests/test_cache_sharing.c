@@ -113,13 +113,14 @@ static void moving_rows_never_takes_more_memory(void **state)
         kvc_report report;
 
         p.recent_tokens = p.sink_tokens = 0;
+        p.max_tokens = 1024;
         p.precision = precisions[3];
         drive_start(&m, tables->ctx[0], p, 1 << 20);
         s = drive_create(&m);
-        for (int i = 0; i < 5; i++)
+        for (int i = 0; i < 16; i++)
             drive_feed(&m, s, 64, &rng, 1);
         drive_settle(&m, s);
-        for (int i = 0; i < 5; i++)
+        for (int i = 0; i < 16; i++)
             drive_remove(&m, s, i * 64, i * 64 + n_holes);
         report = drive_compress(&m, s);
         assert_true(report.bytes_after <= report.bytes_before);
