@@ -49,7 +49,7 @@ fuzz()
 
 step "packages"
 need_packages gcc g++ clang libclang-rt-dev libc6-dev binutils cmake ninja-build pkg-config \
-    libcmocka-dev libopenblas-dev libpcre2-dev doxygen qemu-user
+    libcmocka-dev libopenblas-dev libpcre2-dev doxygen python3 qemu-user
 step "model and text"
 examples/fetch_models.sh
 

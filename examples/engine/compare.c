@@ -328,11 +328,13 @@ static void print_report(const struct comparison *c)
 
 static int compare(struct comparison *c)
 {
-    const bool ok = open_comparison(c) && run_chunks(c);
+    bool ok = open_comparison(c) && run_chunks(c);
 
     if (ok)
         print_report(c);
-    else
+    if (ok && (fflush(stdout) != 0 || ferror(stdout)))
+        ok = fail_with(&c->failure, "cannot write");
+    if (!ok)
         fprintf(stderr, "kvc-engine compare: %s\n", c->failure.text);
     for (size_t r = 0; r < c->n_rows; r++)
         kvc_cache_destroy(c->rows[r].cache);

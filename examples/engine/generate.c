@@ -5,6 +5,7 @@
 
 #include "args.h"
 #include "commands.h"
+#include "report.h"
 #include "sample.h"
 #include "session.h"
 #include "utf8.h"
@@ -16,7 +17,7 @@ struct generate_options {
     const char *model, *prompt, *kv, *scale, *kernels;
     int64_t tokens, threads, recent, sinks, seed;
     double temp, top_p;
-    bool chat;
+    bool chat, json;
 };
 
 struct generation {
@@ -29,6 +30,8 @@ struct generation {
     float *logits;
     char pending[4]; /* start of a character that is not complete yet */
     size_t n_pending;
+    char *text; /* with --json: all of it */
+    size_t n_text, text_size;
     size_t n_tokens; /* generated */
     double prompt_s, decode_s;
     struct failure failure;
@@ -96,6 +99,21 @@ static bool open_generation(struct generation *g)
             fail_with(&g->failure, "cannot create a sequence"));
 }
 
+static bool keep_bytes(struct generation *g, struct gguf_text text)
+{
+    if (text.size > g->text_size - g->n_text) {
+        const size_t size = 2 * (g->text_size + text.size);
+        char *larger = realloc(g->text, size);
+        if (!larger)
+            return fail_with(&g->failure, "out of memory");
+        g->text = larger;
+        g->text_size = size;
+    }
+    memcpy(g->text + g->n_text, text.data, text.size);
+    g->n_text += text.size;
+    return true;
+}
+
 /* Writes what is complete; a character may be spread over several tokens. */
 static void print_bytes(struct generation *g, struct gguf_text text)
 {
@@ -143,15 +161,31 @@ static bool continue_prompt(struct generation *g)
         const int32_t token = sampler_next(g->sampler, g->logits);
         if (token == g->session.model.eos)
             break;
-        print_bytes(g, tokenizer_text(g->session.tokenizer, token));
+        const struct gguf_text text = tokenizer_text(g->session.tokenizer, token);
+        if (!g->o->json)
+            print_bytes(g, text);
+        else if (!keep_bytes(g, text))
+            return false;
         g->n_tokens++;
         if (!run_tokens(g, &token, 1, true))
             return false;
     }
     g->decode_s = seconds_now() - start;
-    fwrite(g->pending, 1, g->n_pending, stdout);
-    putchar('\n');
+    if (!g->o->json) {
+        fwrite(g->pending, 1, g->n_pending, stdout);
+        putchar('\n');
+    }
     return true;
+}
+
+static void print_json(const struct generation *g, double bytes_per_token)
+{
+    printf("{\"kv\":\"%s\",\"prompt_tokens\":%zu,\"tokens\":%zu,\"text\":", g->o->kv, g->prompt.n,
+           g->n_tokens);
+    report_print_string(g->text, g->n_text);
+    printf(",\"prompt_tok_s\":%.9g,\"decode_tok_s\":%.9g,\"bytes_per_token\":%.9g}\n",
+           (double)g->prompt.n / g->prompt_s, g->n_tokens ? (double)g->n_tokens / g->decode_s : 0.0,
+           bytes_per_token);
 }
 
 static bool print_statistics(struct generation *g)
@@ -166,7 +200,9 @@ static bool print_statistics(struct generation *g)
             g->n_tokens ? (double)g->n_tokens / g->decode_s : 0.0);
     fprintf(stderr, "KV cache (%s): %.0f bytes a token, %.0f tokens\n", g->o->kv,
             (double)stats.used_bytes / n, n);
-    return true;
+    if (g->o->json)
+        print_json(g, (double)stats.used_bytes / n);
+    return (fflush(stdout) == 0 && !ferror(stdout)) || fail_with(&g->failure, "cannot write");
 }
 
 static int generate(const struct generate_options *o)
@@ -181,6 +217,7 @@ static int generate(const struct generate_options *o)
     sampler_destroy(g.sampler);
     free(g.prompt.ids);
     free(g.logits);
+    free(g.text);
     session_close(&g.session);
     return ok ? EXIT_DONE : EXIT_FAILED;
 }
@@ -204,6 +241,8 @@ int generate_command(int argc, char **argv)
         {"top-p", ARG_REAL, &o.top_p, "P", "draw from the most probable tokens up to P (1)", 1e-6,
          1},
         {"seed", ARG_INTEGER, &o.seed, "N", "of the random numbers (0)", 0, 9e15},
+        {"json", ARG_FLAG, &o.json, "", "print one JSON object at the end instead of the text", 0,
+         0},
         {"threads", ARG_INTEGER, &o.threads, "N", "0: as many as there are processors (0)", 0,
          1024},
         {"kernels", ARG_CHOICE, &o.kernels, "ref|avx2|avx512", "of libkvc (the best)", 0, 0},

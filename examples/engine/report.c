@@ -2,6 +2,9 @@
 #include "report.h"
 
 #include <stdio.h>
+#include <string.h>
+
+#include "utf8.h"
 
 void report_print_table(const struct report *report)
 {
@@ -21,17 +24,22 @@ void report_print_table(const struct report *report)
            "-imm: K and V coded and decoded at once; their cache holds the result as F16.\n");
 }
 
-static void print_string(const char *text)
+void report_print_string(const char *text, size_t size)
 {
     putchar('"');
-    for (; *text; text++) {
-        const unsigned char c = (unsigned char)*text;
-        if (c == '"' || c == '\\')
-            printf("\\%c", c);
-        else if (c < 0x20)
-            printf("\\u%04x", c);
-        else
-            putchar(c);
+    for (size_t i = 0, n; i < size; i += n) {
+        uint32_t c = 0;
+        n = utf8_decode(text + i, size - i, &c);
+        if (n == 0) {
+            fputs("\\ufffd", stdout);
+            n = 1;
+        } else if (c == '"' || c == '\\') {
+            printf("\\%c", (char)c);
+        } else if (c < 0x20) {
+            printf("\\u%04x", (unsigned)c);
+        } else {
+            fwrite(text + i, 1, n, stdout);
+        }
     }
     putchar('"');
 }
@@ -39,7 +47,7 @@ static void print_string(const char *text)
 void report_print_json(const struct report *report)
 {
     printf("{\"model\":");
-    print_string(report->model);
+    report_print_string(report->model, strlen(report->model));
     printf(",\"context\":%zu,\"tokens\":%zu,\"rows\":[", report->context, report->tokens);
     for (size_t i = 0; i < report->n_rows; i++) {
         const struct report_row *r = &report->rows[i];

@@ -26,4 +26,7 @@ struct report {
 void report_print_table(const struct report *report);
 void report_print_json(const struct report *report);
 
+/* A JSON string; bytes that are no UTF-8 become U+FFFD. */
+void report_print_string(const char *text, size_t size);
+
 #endif

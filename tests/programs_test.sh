@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Usage: programs_test.sh BIN MODEL - the programs as a script sees them: exit status, and one JSON object
+# on standard output and nothing else.
+set -euo pipefail
+engine=$1/kvc-engine
+bench=$1/kvc-bench
+model=$2
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+# expect STATUS COMMAND...: runs a command; a failure leaves standard output empty.
+expect()
+{
+    local want=$1 got=0
+    shift
+    "$@" >"$dir/out" 2>"$dir/err" || got=$?
+    if [ "$got" != "$want" ] || { [ "$want" != 0 ] && [ -s "$dir/out" ]; }; then
+        echo "$*: exit status $got, not $want; or output on failure"
+        cat "$dir/out" "$dir/err"
+        exit 1
+    fi
+}
+
+# json EXPRESSION: the output is one object d for which the Python expression holds.
+json()
+{
+    python3 -c "
+import json, math, sys
+d = json.load(open(sys.argv[1], encoding='utf-8'))
+assert $1, d" "$dir/out"
+}
+
+seq 200 | sed 's/.*/the king went out of the city & came to the sea; day/' >"$dir/text.txt"
+
+for program in "$engine" "$bench"; do
+    expect 0 "$program" --help
+    grep -q Usage "$dir/out"
+    expect 2 "$program"
+    expect 2 "$program" dance
+done
+for command in "$engine generate" "$engine compare" "$bench attend"; do
+    # shellcheck disable=SC2086
+    expect 0 $command --help
+    # shellcheck disable=SC2086
+    expect 2 $command --no-such-option
+done
+expect 1 "$engine" generate --model "$dir/none.gguf" --prompt x
+expect 1 "$engine" generate --model "$dir/text.txt" --prompt x
+expect 1 "$engine" compare --model "$model" --file "$dir/none.txt"
+
+expect 0 "$engine" generate --model "$model" --prompt 'Say "héllo" 😀' --kv int4 --tokens 12 --json
+json "d['tokens'] == 12 and d['prompt_tokens'] > 3 and len(d['text']) > 0 and d['kv'] == 'int4'"
+json "d['decode_tok_s'] > 0 and d['prompt_tok_s'] > 0 and d['bytes_per_token'] > 0"
+
+expect 0 "$engine" compare --model "$model" --file "$dir/text.txt" --context 256 --chunks 1 \
+    --recent 0 --imm --json
+json "[r['kv'] for r in d['rows']] == ['f16', 'int8', 'int4', 'int8-imm', 'int4-imm']"
+json "d['context'] == 256 and d['tokens'] == 256 and d['model'].endswith('.gguf')"
+json "all(set(r) == {'kv', 'ppl', 'ppl_change_pct', 'kl', 'top1', 'bits_per_element', \
+'bytes_per_token', 'fixed_bytes', 'decode_tok_s'} for r in d['rows'])"
+json "all(math.isfinite(v) for r in d['rows'] for k, v in r.items() if k != 'kv')"
+json "d['rows'][0]['kl'] == 0 and 0 < d['rows'][1]['kl'] < d['rows'][2]['kl']"
+json "[r['bits_per_element'] for r in d['rows'][:3]] == [16, 8.25, 4.25]"
+json "d['rows'][0]['bytes_per_token'] > d['rows'][1]['bytes_per_token'] > \
+d['rows'][2]['bytes_per_token']"
+
+expect 0 "$bench" attend --n-kv 256 --heads 4/2 --head-dim 32 --threads 1 --tables ref \
+    --seconds 0.01 --json
+json "d['read_gbps'] > 0 and [r['format'] for r in d['rows']] == ['f16', 'int8', 'int4']"
+json "all(set(r) == {'table', 'format', 'n_kv', 'heads', 'kv_heads', 'head_dim', 'threads', 'us', \
+'gbps'} for r in d['rows'])"
