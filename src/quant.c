@@ -7,8 +7,7 @@
 
 /* The range of one quantization: what all groups share. */
 struct job {
-    const struct kvc_kernels *k;
-    const struct kvc_queue *queue;
+    const kvc_ctx *ctx;
     const kvc_view *src;
     const kvc_quant_options *options;
     int bits;
@@ -108,21 +107,19 @@ static kvc_status check_sizes(const kvc_view *view, const kvc_quant_options *opt
     return KVC_OK;
 }
 
-/* Range of tokens first ... last - 1 over heads begin ... end - 1. */
-static struct kvc_range range_of(const struct kvc_kernels *k, const struct kvc_queue *queue,
-                                 const kvc_view *src, size_t first, size_t last, size_t begin,
-                                 size_t end)
+/* Range of tokens first ... last - 1 over heads begin ... end - 1, joined to *all. */
+static kvc_status join_range(const kvc_ctx *ctx, const kvc_view *src, size_t first, size_t last,
+                             size_t begin, size_t end, struct kvc_range *all)
 {
-    struct kvc_range all = {0};
     for (size_t h = begin; h < end && first < last; h++) {
         const struct kvc_rows rows = kvc_view_rows(src, first, last - first, h);
         struct kvc_range one;
-        k->range_rows(queue, &rows, &one);
-        all.min = one.min < all.min ? one.min : all.min;
-        all.max = one.max > all.max ? one.max : all.max;
-        all.n_nonfinite += one.n_nonfinite;
+        KVC_TRY(ctx->k->range_rows(&ctx->queue, &rows, &one));
+        all->min = one.min < all->min ? one.min : all->min;
+        all->max = one.max > all->max ? one.max : all->max;
+        all->n_nonfinite += one.n_nonfinite;
     }
-    return all;
+    return KVC_OK;
 }
 
 static float absmax_of(struct kvc_range range)
@@ -136,14 +133,16 @@ static uint8_t *codes_at(const struct job *job, size_t token, size_t head)
 }
 
 /* HEAD and LAYER: tokens first ... last - 1 of one block, heads begin ... end - 1. */
-static void quantize_block(const struct job *job, size_t first, size_t last, size_t begin,
-                           size_t end, float *scale)
+static kvc_status quantize_block(const struct job *job, size_t first, size_t last, size_t begin,
+                                 size_t end, float *scale)
 {
     const size_t window = job->options->window_tokens;
     const size_t block = first / job->options->block_tokens;
     const size_t blocks = window / job->options->block_tokens;
     const size_t start = block + 1 > blocks ? (block + 1 - blocks) * job->options->block_tokens : 0;
-    const float absmax = absmax_of(range_of(job->k, job->queue, job->src, start, last, begin, end));
+    struct kvc_range range = {0};
+    KVC_TRY(join_range(job->ctx, job->src, start, last, begin, end, &range));
+    const float absmax = absmax_of(range);
     const struct kvc_fixed_code code = {
         .bits = job->bits,
         .lo = -kvc_code_max(job->bits),
@@ -152,12 +151,23 @@ static void quantize_block(const struct job *job, size_t first, size_t last, siz
     };
     for (size_t h = begin; h < end; h++) {
         const struct kvc_rows rows = kvc_view_rows(job->src, first, last - first, h);
-        job->k->quantize_fixed(job->queue, &rows, &code, codes_at(job, first, h), job->token_bytes);
+        KVC_TRY(job->ctx->k->quantize_fixed(&job->ctx->queue, &rows, &code, codes_at(job, first, h),
+                                            job->token_bytes));
     }
     *scale = kvc_fixed_scale(absmax, job->bits);
+    return KVC_OK;
 }
 
-static void quantize_blocks(struct job *job)
+static kvc_status quantize_channels(struct job *job, size_t first, size_t last, size_t head,
+                                    uint16_t *params)
+{
+    const struct kvc_rows rows = kvc_view_rows(job->src, first, last - first, head);
+    return job->ctx->k->quantize_channels(&job->ctx->queue, &rows, job->bits,
+                                          codes_at(job, first, head), job->token_bytes, params,
+                                          params + job->src->head_dim, &job->n_saturated);
+}
+
+static kvc_status quantize_blocks(struct job *job)
 {
     const size_t block = job->options->block_tokens, n_heads = job->src->n_heads;
     const size_t d = job->src->head_dim, n_tokens = job->src->n_tokens;
@@ -165,28 +175,29 @@ static void quantize_blocks(struct job *job)
     for (size_t b = 0, first = 0; first < n_tokens; b++, first += block) {
         const size_t last = n_tokens - first < block ? n_tokens : first + block;
         if (job->options->scale == KVC_SCALE_LAYER)
-            quantize_block(job, first, last, 0, n_heads, (float *)job->params + b);
+            KVC_TRY(quantize_block(job, first, last, 0, n_heads, (float *)job->params + b));
         for (size_t h = 0; h < n_heads; h++) {
+            const size_t group = b * n_heads + h;
             if (job->options->scale == KVC_SCALE_HEAD)
-                quantize_block(job, first, last, h, h + 1, (float *)job->params + b * n_heads + h);
-            if (job->options->scale == KVC_SCALE_CHANNEL) {
-                const struct kvc_rows rows = kvc_view_rows(job->src, first, last - first, h);
-                uint16_t *scales = (uint16_t *)job->params + (b * n_heads + h) * 2 * d;
-                job->k->quantize_channels(job->queue, &rows, job->bits, codes_at(job, first, h),
-                                          job->token_bytes, scales, scales + d, &job->n_saturated);
-            }
+                KVC_TRY(quantize_block(job, first, last, h, h + 1, (float *)job->params + group));
+            if (job->options->scale == KVC_SCALE_CHANNEL)
+                KVC_TRY(quantize_channels(job, first, last, h,
+                                          (uint16_t *)job->params + group * 2 * d));
         }
     }
+    return KVC_OK;
 }
 
-static void quantize_tokens(struct job *job)
+static kvc_status quantize_tokens(struct job *job)
 {
     const size_t n_heads = job->src->n_heads;
     for (size_t h = 0; h < n_heads; h++) {
         const struct kvc_rows rows = kvc_view_rows(job->src, 0, job->src->n_tokens, h);
-        job->k->quantize_tokens(job->queue, &rows, job->bits, codes_at(job, 0, h), job->token_bytes,
-                                (uint16_t *)job->params + h, n_heads, &job->n_saturated);
+        KVC_TRY(job->ctx->k->quantize_tokens(
+            &job->ctx->queue, &rows, job->bits, codes_at(job, 0, h), job->token_bytes,
+            (uint16_t *)job->params + h, n_heads, &job->n_saturated));
     }
+    return KVC_OK;
 }
 
 kvc_status kvc_quantize(kvc_ctx *ctx, const kvc_view *src, const kvc_quant_options *options,
@@ -199,15 +210,14 @@ kvc_status kvc_quantize(kvc_ctx *ctx, const kvc_view *src, const kvc_quant_optio
     KVC_TRY(take_options(options, &o));
     KVC_TRY(check_sizes(src, &o, codes, codes_bytes, params, params_bytes));
 
-    const uint64_t n_nonfinite =
-        range_of(ctx->k, &ctx->queue, src, 0, src->n_tokens, 0, src->n_heads).n_nonfinite;
+    struct kvc_range range = {0};
+    KVC_TRY(join_range(ctx, src, 0, src->n_tokens, 0, src->n_heads, &range));
     if (counts)
-        counts->n_nonfinite = n_nonfinite;
-    KVC_CHECK(!o.strict || n_nonfinite == 0, KVC_E_NONFINITE);
+        counts->n_nonfinite = range.n_nonfinite;
+    KVC_CHECK(!o.strict || range.n_nonfinite == 0, KVC_E_NONFINITE);
 
     struct job job = {
-        .k = ctx->k,
-        .queue = &ctx->queue,
+        .ctx = ctx,
         .src = src,
         .options = &o,
         .bits = o.format == KVC_INT8 ? 8 : 4,
@@ -217,9 +227,9 @@ kvc_status kvc_quantize(kvc_ctx *ctx, const kvc_view *src, const kvc_quant_optio
     };
     job.token_bytes = job.head_bytes * src->n_heads;
     if (src->n_tokens > 0 && o.scale == KVC_SCALE_TOKEN)
-        quantize_tokens(&job);
+        KVC_TRY(quantize_tokens(&job));
     else if (src->n_tokens > 0)
-        quantize_blocks(&job);
+        KVC_TRY(quantize_blocks(&job));
     if (counts)
         counts->n_saturated = job.n_saturated;
     return KVC_OK;
@@ -254,9 +264,9 @@ kvc_status kvc_dequantize(kvc_ctx *ctx, const void *codes, size_t codes_bytes, c
                 const size_t i = o.scale == KVC_SCALE_LAYER ? b : b * n_heads + h;
                 p.scale = ((const float *)params)[i];
             }
-            ctx->k->dequantize_rows(
-                &ctx->queue, (const uint8_t *)codes + (first * n_heads + h) * head_bytes,
-                n_heads * head_bytes, &p, n, d, kvc_view_at(dst, first, h), dst->token_stride);
+            const uint8_t *from = (const uint8_t *)codes + (first * n_heads + h) * head_bytes;
+            KVC_TRY(ctx->k->dequantize_rows(&ctx->queue, from, n_heads * head_bytes, &p, n, d,
+                                            kvc_view_at(dst, first, h), dst->token_stride));
         }
         if (n_tokens - first <= block)
             break;
@@ -297,13 +307,10 @@ kvc_status kvc_quantize_article(kvc_ctx *ctx, const kvc_view *src, size_t n_batc
     const size_t head_bytes = head_code_bytes(src->head_dim, format);
     const size_t first = n_tokens > window_tokens ? n_tokens - window_tokens : 0;
     for (size_t h = 0; h < n_heads; h++) {
-        float absmax = 0.0f;
-        for (size_t b = 0; b < n_batch; b++) {
-            const float a = absmax_of(
-                range_of(ctx->k, &ctx->queue, view_at(src, b), first, n_tokens, h, h + 1));
-            absmax = a > absmax ? a : absmax;
-        }
-        const float scale = absmax / (float)kvc_code_max(bits);
+        struct kvc_range range = {0};
+        for (size_t b = 0; b < n_batch; b++)
+            KVC_TRY(join_range(ctx, view_at(src, b), first, n_tokens, h, h + 1, &range));
+        const float scale = absmax_of(range) / (float)kvc_code_max(bits);
         scales[h] = scale > 1e-5f ? scale : 1e-5f;
         const struct kvc_fixed_code code = {
             .bits = bits,
@@ -314,9 +321,8 @@ kvc_status kvc_quantize_article(kvc_ctx *ctx, const kvc_view *src, size_t n_batc
         };
         for (size_t b = 0; b < n_batch && n_tokens > 0; b++) {
             const struct kvc_rows rows = kvc_view_rows(view_at(src, b), 0, n_tokens, h);
-            ctx->k->quantize_fixed(&ctx->queue, &rows, &code,
-                                   (uint8_t *)codes + b * batch_bytes + h * head_bytes,
-                                   n_heads * head_bytes);
+            uint8_t *to = (uint8_t *)codes + b * batch_bytes + h * head_bytes;
+            KVC_TRY(ctx->k->quantize_fixed(&ctx->queue, &rows, &code, to, n_heads * head_bytes));
         }
     }
     return KVC_OK;
