@@ -21,9 +21,15 @@ step "model and text"
 examples/fetch_models.sh
 step "build"
 cmake --preset release -DKVC_TESTS=OFF >/dev/null
-cmake --build --preset release --target kvc-engine
-step "the model writes, its cache in INT4"
-"$engine" generate --model "$model" --kv int4 --tokens 60 --prompt "The three primary colours are"
+cmake --build --preset release --target kvc-engine kvc-bench
+step "the model writes; all but the first 4 tokens and the open page of its cache are INT4"
+"$engine" generate --model "$model" --kv int4 --recent 0 --tokens 200 --chat \
+    --prompt "Why is the sky blue, and why is it red in the evening?"
 step "the formats compared: 2 chunks of 2048 tokens"
 "$engine" compare --model "$model" --file "$text" --kv f16,int8,int4 --chunks 2 --context 2048
-step "done"
+step "done; more to try"
+cat >&2 <<EOF
+$engine generate --model $model --chat --prompt "..."
+$engine compare --model $model --file $text --chunks 10 --imm
+build/release/bin/kvc-bench attend
+EOF

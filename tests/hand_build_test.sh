@@ -8,7 +8,7 @@ cc=${CC:-cc}
 rm -rf "$work"
 mkdir -p "$work"
 cd "$source"
-"$cc" -fPIC -shared -DKVC_REF_ONLY -Iinclude -Isrc src/*.c src/cache/*.c src/kernels/tables.c \
+"$cc" -std=c11 -O2 -ffp-contract=off -fPIC -fvisibility=hidden -shared -DKVC_REF_ONLY -Iinclude -Isrc src/*.c src/cache/*.c src/kernels/tables.c \
     src/kernels/ref/*.c -o "$work/libkvc.so" -lm
 "$cc" -Iinclude examples/readme.c -o "$work/readme" -L"$work" -lkvc
 LD_LIBRARY_PATH=$work "$work/readme"

@@ -206,6 +206,8 @@ static void refuses_a_budget_below_the_minimum(void **state)
     }
     p.budget_bytes = 0;
     assert_int_equal(kvc_cache_create(best(state), &p, &cache), KVC_E_ARG);
+    p.max_tokens = 1 << 20;
+    assert_int_equal(kvc_cache_min_budget(&p, &min), KVC_OK);
     p.max_hold_tokens = 100; /* fits what an append may need anyway */
     assert_int_equal(kvc_cache_min_budget(&p, &larger), KVC_OK);
     assert_int_equal(larger, min);

@@ -160,6 +160,54 @@ static void a_sequence_keeps_to_its_own_limit(void **state)
     assert_int_equal(kvc_cache_min_budget(&p, &limited), KVC_E_ARG);
 }
 
+/* Under the full budget max_tokens tokens fit, however they are spread over sequences. */
+static void the_full_budget_holds_all_tokens(void **state)
+{
+    const struct tables *tables = *state;
+
+    for (size_t i = 0; i < sizeof(precisions) / sizeof(*precisions); i++)
+        for (int n_seqs = 1; n_seqs <= 3; n_seqs++) {
+            kvc_cache_params p = drive_params();
+            struct model_seq *seqs[3];
+            uint64_t rng = 7;
+
+            p.recent_tokens = 70;
+            p.max_tokens = 1500;
+            p.max_sequences = n_seqs;
+            p.precision = precisions[i];
+            assert_int_equal(kvc_cache_full_budget(&p, &p.budget_bytes), KVC_OK);
+            model_open(&m, tables->ctx[0], &p);
+            for (int s = 0; s < n_seqs; s++)
+                seqs[s] = drive_create(&m);
+            for (int n = 0; n < 1500 / n_seqs; n += 50)
+                for (int s = 0; s < n_seqs; s++)
+                    drive_feed(&m, seqs[s], 1500 / n_seqs - n < 50 ? 1500 / n_seqs - n : 50, &rng,
+                               1);
+            for (int s = 0; s < n_seqs; s++)
+                drive_settle(&m, seqs[s]);
+            check_all(&m);
+            model_close(&m);
+        }
+}
+
+/* The F16 pages that are kept ready are no more than all tokens can fill. */
+static void the_reserve_does_not_exceed_all_tokens(void **state)
+{
+    kvc_cache_params p = drive_params();
+    const size_t page = (size_t)KVC_PAGE_TOKENS * (16 + 8) * 2;
+    size_t few, many;
+
+    (void)state;
+    p.max_tokens = 4096;
+    p.max_append = 512;
+    p.recent_tokens = 512;
+    p.max_sequences = 1;
+    assert_int_equal(kvc_cache_min_budget(&p, &few), KVC_OK);
+    p.max_sequences = 101;
+    assert_int_equal(kvc_cache_min_budget(&p, &many), KVC_OK);
+    assert_true(many - few < 2 * 2 * page * (4096 / 64 + 3 * 101) + 101 * (size_t)30000);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -168,6 +216,8 @@ int main(void)
         cmocka_unit_test(an_unchanged_page_is_sealed_once),
         cmocka_unit_test(moving_rows_never_takes_more_memory),
         cmocka_unit_test(a_sequence_keeps_to_its_own_limit),
+        cmocka_unit_test(the_full_budget_holds_all_tokens),
+        cmocka_unit_test(the_reserve_does_not_exceed_all_tokens),
     };
 
     return cmocka_run_group_tests(tests, tables_setup, tables_teardown);

@@ -264,7 +264,7 @@ static void a_head_dim_above_the_limit_is_unsupported(void **state)
         assert_int_equal(kvc_dequantize(t->ctx[i], codes.data, TOO_WIDE, params.data, 4, &o, &view),
                          KVC_E_UNSUPPORTED);
         assert_int_equal(
-            kvc_quantize_article(t->ctx[i], &view, 1, KVC_INT8, 1, codes.data, TOO_WIDE, scale),
+            kvc_quantize_window(t->ctx[i], &view, 1, KVC_INT8, 1, codes.data, TOO_WIDE, scale),
             KVC_E_UNSUPPORTED);
         assert_int_equal(counts.n_nonfinite, 99);
         assert_true(guard_untouched(&codes));

@@ -174,6 +174,7 @@ static bool continue_prompt(struct generation *g)
     if (!g->o->json) {
         fwrite(g->pending, 1, g->n_pending, stdout);
         putchar('\n');
+        fflush(stdout);
     }
     return true;
 }
@@ -195,11 +196,15 @@ static bool print_statistics(struct generation *g)
     if (kvc_cache_stats(g->cache, &stats) != KVC_OK)
         return fail_with(&g->failure, "cannot read the statistics of the cache");
     const double n = (double)(g->prompt.n + g->n_tokens);
+    const struct model_shape *s = &g->session.model.shape;
+    const int64_t n_coded =
+        stats.n_pages_sealed * KVC_PAGE_TOKENS / (int64_t)(s->n_layers * s->n_kv_heads);
     fprintf(stderr, "prompt: %zu tokens, %.1f tokens/s; decode: %zu tokens, %.1f tokens/s\n",
             g->prompt.n, (double)g->prompt.n / g->prompt_s, g->n_tokens,
             g->n_tokens ? (double)g->n_tokens / g->decode_s : 0.0);
-    fprintf(stderr, "KV cache (%s): %.0f bytes a token, %.0f tokens\n", g->o->kv,
-            (double)stats.used_bytes / n, n);
+    fprintf(stderr,
+            "KV cache: %.0f bytes a token; %lld of %.0f tokens are %s, the newest and first F16\n",
+            (double)stats.used_bytes / n, (long long)n_coded, n, g->o->kv);
     if (g->o->json)
         print_json(g, (double)stats.used_bytes / n);
     return (fflush(stdout) == 0 && !ferror(stdout)) || fail_with(&g->failure, "cannot write");

@@ -9,7 +9,8 @@
 static void print_help(void)
 {
     printf("Usage: kvc-engine COMMAND OPTIONS\n"
-           "Run GGUF language models of the llama architecture on a compressed KV cache.\n\n"
+           "Run GGUF language models (llama architecture, \"smollm\" tokenizer) on a compressed KV "
+           "cache.\n\n"
            "  generate   continue a prompt\n"
            "  compare    score formats of the cache on a text, side by side\n\n"
            "kvc-engine COMMAND --help lists the options.\n"

@@ -76,15 +76,6 @@ void session_close(struct session *s)
     memset(s, 0, sizeof(*s));
 }
 
-/* Every page as large as F16 makes it: enough for any precision. */
-static size_t page_bytes(const struct model_shape *s, int32_t max_tokens)
-{
-    const size_t pages = ((size_t)max_tokens + KVC_PAGE_TOKENS - 1) / KVC_PAGE_TOKENS + 2;
-    const size_t page = KVC_PAGE_TOKENS * (2 * s->head_dim + 64) * 2 * sizeof(uint16_t);
-
-    return pages * s->n_layers * s->n_kv_heads * page;
-}
-
 bool session_create_cache(const struct session *session, const struct cache_options *options,
                           kvc_cache **out, struct failure *failure)
 {
@@ -101,11 +92,9 @@ bool session_create_cache(const struct session *session, const struct cache_opti
     p.precision = options->precision;
     p.recent_tokens = options->recent_tokens;
     p.sink_tokens = options->sink_tokens;
-    kvc_status status = kvc_cache_min_budget(&p, &p.budget_bytes);
-    if (status == KVC_OK) {
-        p.budget_bytes += page_bytes(s, options->max_tokens);
+    kvc_status status = kvc_cache_full_budget(&p, &p.budget_bytes);
+    if (status == KVC_OK)
         status = kvc_cache_create(session->ctx, &p, out);
-    }
     return status == KVC_OK ||
            fail_with(failure, "cannot create the cache: %s", kvc_status_str(status));
 }

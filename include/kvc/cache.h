@@ -32,7 +32,8 @@ extern "C" {
 /** A cache. Opaque. */
 typedef struct kvc_cache kvc_cache;
 
-/** A sequence of a cache: a value that is never 0 and never given out twice. */
+/** A sequence: a value that is never 0 and that its cache never gives out twice. It means nothing
+ * to another cache. */
 typedef uint64_t kvc_seq;
 
 /** Rules of pruning and merging; none exists in this version: pass NULL. Opaque. */
@@ -73,7 +74,7 @@ typedef struct kvc_cache_params {
     int32_t max_sequence_tokens; /**< announced tokens of one sequence, sizes its tables; default
                                     2^31 - 1: max_tokens */
     int32_t max_hold_tokens; /**< most tokens held by kvc_seq_hold() in one sequence; default 0 */
-    int32_t probe_rows;      /**< query rows kept a layer and sequence, 0..1024; default 16 */
+    int32_t probe_rows;      /**< query rows kept for kvc_seq_read_probes(), 0..1024; default 16 */
     const kvc_policy
         *on_full; /**< NULL: a full cache answers KVC_E_FULL; default NULL, nothing else yet */
     kvc_precision precision; /**< of every layer and head; default INT8, TOKEN */
@@ -111,9 +112,8 @@ typedef struct kvc_attend_options {
     size_t struct_size; /**< sizeof(kvc_attend_options) of the caller's header */
     float scale;        /**< factor of q . k; default 1 / sqrt(head_dim_k); finite */
     float softcap;      /**< > 0: logit = softcap * tanh(logit / softcap); 0 (default): none */
-    int64_t
-        window; /**< > 0: a query at ordinal t sees keys t - window + 1 ... t; 0 (default): all */
-    bool accumulate; /**< add the attention mass to the scores (score_mode); default false */
+    int64_t window;     /**< > 0: of a query at t, keys t - window + 1 ... t; 0 (default): all */
+    bool accumulate;    /**< add the masses to the scores, if any are kept; default false */
 } kvc_attend_options;
 
 /** One sequence of a batch. */
@@ -194,7 +194,8 @@ static inline void kvc_cache_params_default(kvc_cache_params *params)
  * for sealed pages, and for each of max_sequences the F16 pages that it may need at a time:
  *
  *     pages(recent_tokens + max_append), or pages(max_hold_tokens) if that is more, for each layer
- *     and KV head, with pages(n) = ceil((n + 63) / 64) + 1
+ *     and KV head, with pages(n) = ceil((n + 63) / 64) + 1; all sequences together no more than
+ *     max_tokens / 64 + 3 max_sequences
  *
  * Each page size in use (precisions that differ, pages of moved rows) takes slabs of its own, of
  * the size of 16 F16 pages: sealed pages want some slabs beyond this minimum.
@@ -209,6 +210,21 @@ static inline void kvc_cache_params_default(kvc_cache_params *params)
  * Threads: any. Cost: constant.
  */
 KVC_API kvc_status kvc_cache_min_budget(const kvc_cache_params *params, size_t *bytes);
+
+/**
+ * A budget in which max_tokens tokens fit, in up to max_sequences sequences, if every layer and
+ * head keeps kvc_cache_params::precision: kvc_cache_min_budget() and the sealed pages.
+ *
+ * @param params      budget_bytes is not read.
+ * @param[out] bytes  The budget.
+ *
+ * @retval KVC_OK             Done.
+ * @retval KVC_E_ARG          As kvc_cache_min_budget().
+ * @retval KVC_E_UNSUPPORTED  As kvc_cache_min_budget().
+ *
+ * Threads: any. Cost: constant.
+ */
+KVC_API kvc_status kvc_cache_full_budget(const kvc_cache_params *params, size_t *bytes);
 
 /**
  * Create a cache.
@@ -445,10 +461,11 @@ static inline void kvc_attend_options_default(const kvc_cache *cache, kvc_attend
  *     lse[h]  = ln sum_j exp(s[h][j])
  *     out[h]  = sum_j exp(s[h][j] - lse[h]) v[h / g][j]
  *
- * Computed in fp32; error at most 2e-5 of the largest output of the row, against float64 on the
- * stored values (of the weighted sum of |v| where values cancel). The result does not depend on
- * parallel_for, nor on how many queries one call holds, bit for bit. A query that sees no row gets
- * zeros and lse -inf. The last probe_rows query rows are kept for kvc_seq_read_probes().
+ * Computed in fp32; against float64 on the stored values the error is at most 2e-5 + 2e-7 max |s|
+ * of the largest output of the row (of the weighted sum of |v| where values cancel): logits of
+ * hundreds are rounded coarsely. The result does not depend on parallel_for, nor on how many
+ * queries one call holds, bit for bit. A query that sees no row gets zeros and lse -inf. The last
+ * probe_rows query rows are kept for kvc_seq_read_probes().
  *
  * @param cache     A cache.
  * @param seq       Every announced token has its K and V in this layer.
@@ -456,7 +473,8 @@ static inline void kvc_attend_options_default(const kvc_cache *cache, kvc_attend
  * @param q         [n_q][n_heads][head_dim_k], after rotation; F32, F16 or BF16; n_q <= token
  *                  count. NaN and Inf reach only their own row of @p out, and no score.
  * @param options   NULL: the defaults.
- * @param out       [n_q][n_heads][head_dim_v]; F32, F16 or BF16; may not overlap @p q.
+ * @param out       [n_q][n_heads][head_dim_v]; F32, F16 or BF16; may not overlap @p q, which is not
+ *                  checked.
  * @param[out] lse  [n_q][n_heads], or NULL.
  *
  * @retval KVC_OK     Done.

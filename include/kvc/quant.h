@@ -2,9 +2,9 @@
  * Quantize K or V rows that the caller owns to INT8 and INT4, and back.
  *
  * The cache (cache.h) uses the same arithmetic on its pages; the bytes of both are frozen in
- * docs/formats.md. Sources: per-head scales with a sliding calibration window (article 002),
- * signed-extreme 4-bit codes (the rule of ggml's q4_0), scale and minimum a channel for keys (KIVI,
- * arXiv 2402.02750).
+ * docs/formats.md. Sources (docs/sources.md): per-head scales with a sliding calibration window
+ * (article 002, section 3), signed-extreme 4-bit codes (the rule of ggml's q4_0), scale and minimum
+ * a channel for keys (KIVI, arXiv 2402.02750).
  */
 #ifndef KVC_QUANT_H
 #define KVC_QUANT_H
@@ -155,8 +155,9 @@ KVC_API kvc_status kvc_dequantize(kvc_ctx *ctx, const void *codes, size_t codes_
                                   const kvc_quant_options *options, const kvc_view *dst);
 
 /**
- * The function printed in article 002, bit for bit, for comparison: one scale a head, shared by the
- * batch, from the newest @p window_tokens of each sequence; older tokens that are larger saturate.
+ * The function printed in article 002 (docs/sources.md, section 3.1), bit for bit, for comparison:
+ * one scale a head, shared by the batch, from the newest @p window_tokens of each sequence; older
+ * tokens that are larger saturate.
  *
  *     scale[h] = max(absmax(src[:][-window:][h]) / q, 1e-5)
  *     code     = clamp(rint(x / scale[h]), -q - 1, q)                      q = 127 or 7
@@ -183,9 +184,9 @@ KVC_API kvc_status kvc_dequantize(kvc_ctx *ctx, const void *codes, size_t codes_
  * Memory: allocates nothing. Threads: runs in the calling thread. Cost: reads the window once and
  * @p src once.
  */
-KVC_API kvc_status kvc_quantize_article(kvc_ctx *ctx, const kvc_view *src, size_t n_batch,
-                                        kvc_format format, size_t window_tokens, void *codes,
-                                        size_t codes_bytes, float *scales);
+KVC_API kvc_status kvc_quantize_window(kvc_ctx *ctx, const kvc_view *src, size_t n_batch,
+                                       kvc_format format, size_t window_tokens, void *codes,
+                                       size_t codes_bytes, float *scales);
 
 #ifdef __cplusplus
 }

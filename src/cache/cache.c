@@ -217,12 +217,16 @@ static size_t cache_bytes(kvc_cache *cache, size_t n_slabs)
     return arena.overflow || arena.used > PTRDIFF_MAX ? 0 : arena.used;
 }
 
-/* F16 pages of all sequences; more than ids can number where the product does not fit. */
+/* F16 pages of all sequences: what each may need, or fewer if max_tokens cannot fill them; more
+ * than ids can number where the product does not fit. */
 static size_t reserved_pages(const kvc_cache *cache)
 {
-    size_t n;
-    if (__builtin_mul_overflow(open_pages(&cache->params), (size_t)cache->n_pairs, &n) ||
-        __builtin_mul_overflow(n, (size_t)cache->params.max_sequences, &n) || n > INT32_MAX)
+    const kvc_cache_params *p = &cache->params;
+    const size_t n_seq = (size_t)p->max_sequences;
+    const size_t most = (size_t)p->max_tokens / KVC_PAGE_TOKENS + 3 * n_seq; /* sum of pages_of() */
+    size_t n = open_pages(p) * n_seq;
+    n = n < most ? n : most;
+    if (__builtin_mul_overflow(n, (size_t)cache->n_pairs, &n) || n > INT32_MAX)
         return INT32_MAX;
     return n;
 }
@@ -238,7 +242,18 @@ static bool slabs_ok(const kvc_cache *cache, size_t n_slabs)
     return n_slabs <= (size_t)INT32_MAX / cache->max_per_slab;
 }
 
-kvc_status kvc_cache_min_budget(const kvc_cache_params *params, size_t *bytes)
+/* Slabs of sealed pages for max_tokens in the precision of the parameters. */
+static size_t full_slabs(const kvc_cache *cache)
+{
+    const kvc_cache_params *p = &cache->params;
+    const size_t page = cache->layouts[precision_tag(&p->precision)].n_bytes;
+    const size_t per_slab = cache->slab_bytes / page;
+    const size_t pages =
+        (size_t)p->max_tokens / KVC_PAGE_TOKENS + 2 * (size_t)p->max_sequences; /* short ones */
+    return pages * (size_t)cache->n_pairs / per_slab + 1;
+}
+
+static kvc_status plan_budget(const kvc_cache_params *params, bool full, size_t *bytes)
 {
     kvc_cache plan = {0};
     kvc_cache_params p;
@@ -246,11 +261,21 @@ kvc_status kvc_cache_min_budget(const kvc_cache_params *params, size_t *bytes)
     KVC_CHECK(bytes && params, KVC_E_ARG);
     KVC_TRY(take_params(params, &p));
     size_cache(&plan, &p);
-    const size_t slabs = min_slabs(&plan);
+    const size_t slabs = min_slabs(&plan) + (full ? full_slabs(&plan) : 0);
     const size_t need = slabs_ok(&plan, slabs) ? cache_bytes(&plan, slabs) : 0;
     KVC_CHECK(need, KVC_E_ARG);
     *bytes = need;
     return KVC_OK;
+}
+
+kvc_status kvc_cache_min_budget(const kvc_cache_params *params, size_t *bytes)
+{
+    return plan_budget(params, false, bytes);
+}
+
+kvc_status kvc_cache_full_budget(const kvc_cache_params *params, size_t *bytes)
+{
+    return plan_budget(params, true, bytes);
 }
 
 /* The most slabs that the budget holds; the caller knows that the least number fits. */

@@ -1,4 +1,4 @@
-/* kvc_quantize_article(): the printed function, its edges and refusals. */
+/* kvc_quantize_window(): the printed function, its edges and refusals. */
 #include <math.h>
 
 #include "support/coded.h"
@@ -41,7 +41,7 @@ static void reference_numbers_of_the_article_are_met(void **state)
         float scales[2];
 
         assert_int_equal(
-            kvc_quantize_article(t->ctx[i], &src, 1, KVC_INT8, 3, codes, sizeof(codes), scales),
+            kvc_quantize_window(t->ctx[i], &src, 1, KVC_INT8, 3, codes, sizeof(codes), scales),
             KVC_OK);
         assert_memory_equal(scales, article_scales, sizeof(scales));
         for (size_t token = 0; token < 6; token++) {
@@ -72,7 +72,7 @@ static void the_article_scale_is_shared_by_the_batch_and_never_below_1e_5(void *
         float scales[2];
 
         assert_int_equal(
-            kvc_quantize_article(t->ctx[i], src, 2, KVC_INT4, 2, codes.data, codes.size, scales),
+            kvc_quantize_window(t->ctx[i], src, 2, KVC_INT4, 2, codes.data, codes.size, scales),
             KVC_OK);
         assert_true(guard_intact(&codes));
         assert_true(scales[0] == 1 && scales[1] == 1e-5f);
@@ -102,7 +102,7 @@ static void codes_come_from_a_division_rounded_once(void **state)
             float scale;
 
             assert_int_equal(
-                kvc_quantize_article(t->ctx[i], &src, 1, KVC_INT8, 1, codes, sizeof(codes), &scale),
+                kvc_quantize_window(t->ctx[i], &src, 1, KVC_INT8, 1, codes, sizeof(codes), &scale),
                 KVC_OK);
             assert_true(scale == step);
             for (size_t d = 0; d < DIM; d++) {
@@ -133,8 +133,8 @@ static void dequantize_reads_what_the_article_function_writes(void **state)
             float *y;
 
             /* A window of any length beyond the tensor is the tensor. */
-            assert_int_equal(kvc_quantize_article(t->ctx[i], &src, 1, (kvc_format)format, SIZE_MAX,
-                                                  c.codes, c.codes_bytes, c.params),
+            assert_int_equal(kvc_quantize_window(t->ctx[i], &src, 1, (kvc_format)format, SIZE_MAX,
+                                                 c.codes, c.codes_bytes, c.params),
                              KVC_OK);
             y = decode_all(t, &c, &o, N, 1, DIM);
             for (size_t k = 0; k < N * DIM; k++) {
@@ -162,7 +162,7 @@ static void an_older_larger_token_is_clipped_to_the_asymmetric_range(void **stat
         float scale;
 
         assert_int_equal(
-            kvc_quantize_article(t->ctx[i], &src, 1, KVC_INT8, 512, codes, sizeof(codes), &scale),
+            kvc_quantize_window(t->ctx[i], &src, 1, KVC_INT8, 512, codes, sizeof(codes), &scale),
             KVC_OK);
         assert_true(scale <= 1.0f / 127);
         assert_int_equal(codes[0], 127);
@@ -170,7 +170,7 @@ static void an_older_larger_token_is_clipped_to_the_asymmetric_range(void **stat
     }
 }
 
-/* The arguments of kvc_quantize_article() for two sequences. */
+/* The arguments of kvc_quantize_window() for two sequences. */
 struct article_call {
     kvc_ctx *ctx;
     kvc_view *views; /* [2] */
@@ -232,8 +232,8 @@ static void the_article_function_refuses_bad_arguments_and_writes_nothing(void *
                    : which < 64 ? spoil_view(&c.views[0], which - 32)
                                 : spoil_view(&c.views[1], which - 64);
             if (what != NULL &&
-                kvc_quantize_article(c.ctx, c.src, c.n_batch, c.format, c.window, c.codes,
-                                     c.codes_bytes, c.scales) != KVC_E_ARG) {
+                kvc_quantize_window(c.ctx, c.src, c.n_batch, c.format, c.window, c.codes,
+                                    c.codes_bytes, c.scales) != KVC_E_ARG) {
                 fail_msg("quantize_article accepts: %s", what);
             }
             assert_true(guard_untouched(&codes));
