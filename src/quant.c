@@ -280,9 +280,8 @@ static const kvc_view *view_at(const kvc_view *views, size_t b)
     return (const kvc_view *)(const void *)((const char *)views + b * views->struct_size);
 }
 
-kvc_status kvc_quantize_window(kvc_ctx *ctx, const kvc_view *src, size_t n_batch,
-                                kvc_format format, size_t window_tokens, void *codes,
-                                size_t codes_bytes, float *scales)
+kvc_status kvc_quantize_window(kvc_ctx *ctx, const kvc_view *src, size_t n_batch, kvc_format format,
+                               size_t window_tokens, void *codes, size_t codes_bytes, float *scales)
 {
     kvc_quant_options options = defaults;
     size_t batch_bytes, all_bytes;
