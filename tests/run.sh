@@ -49,13 +49,20 @@ fuzz()
 
 step "packages"
 need_packages gcc g++ clang libclang-rt-dev libc6-dev binutils cmake ninja-build pkg-config \
-    libcmocka-dev libopenblas-dev libpcre2-dev doxygen python3 qemu-user
+    libcmocka-dev libopenblas-dev libpcre2-dev doxygen python3 qemu-user clang-format clang-tidy
 step "model and text"
 examples/fetch_models.sh
 
 for preset in dev dev-clang asan tsan release; do
     check "$preset"
 done
+
+step "form"
+find include src examples tests -name '*.[ch]' -print0 | xargs -0 clang-format --dry-run -Werror
+step "lint"
+find src examples -name '*.c' -print0 |
+    xargs -0 -n 1 -P "$jobs" clang-tidy -p build/dev-clang --quiet 2>/dev/null
+closing+=("form and lint: no finding")
 
 step "preset fuzz: build"
 cmake --preset fuzz >/dev/null
