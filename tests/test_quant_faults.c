@@ -10,6 +10,7 @@
 #include <xmmintrin.h>
 #endif
 
+/* Known fault D1. */
 static void fault_D1_head_sizes_that_fit_no_vector_width(void **state)
 {
     static const size_t dims[] = {1, 40, 64, 72, 80, 96, 100, 112, 128, 256};
@@ -38,6 +39,7 @@ static void fault_D1_head_sizes_that_fit_no_vector_width(void **state)
     }
 }
 
+/* Known fault D3. */
 static void fault_D3_strides_come_from_the_view(void **state)
 {
     enum { CAPACITY = 4096, ROW = 3000, DIM = 64 };
@@ -104,6 +106,7 @@ static void restore_flush(unsigned before, bool on)
 #endif
 }
 
+/* Known fault D4. */
 static void fault_D4_zero_and_denormal_groups(void **state)
 {
     enum { N = 32 };
@@ -202,6 +205,7 @@ static void fault_D4_denormal_numbers_of_any_dtype_are_harmless(void **state)
     }
 }
 
+/* Known fault D5. */
 static void fault_D5_half_scales_of_small_and_large_groups(void **state)
 {
     static const struct {
@@ -263,6 +267,7 @@ static void fault_D5_channel_parameters_beyond_halves_saturate_and_are_counted(v
     coded_free(&c);
 }
 
+/* Known fault D6. */
 static void fault_D6_ties_go_to_even_and_codes_stay_in_range(void **state)
 {
     static const struct vector vectors[] = {
@@ -292,6 +297,7 @@ static void fault_D6_ties_go_to_even_and_codes_stay_in_range(void **state)
     coded_free(&c);
 }
 
+/* Known fault D7. */
 static void fault_D7_nibbles_are_low_first_and_two_s_complement(void **state)
 {
     static const struct vector vectors[] = {
@@ -332,6 +338,7 @@ static void fault_D7_nibbles_are_low_first_and_two_s_complement(void **state)
     free(x);
 }
 
+/* Known fault D9. */
 static void fault_D9_a_quiet_start_does_not_freeze_the_scale(void **state)
 {
     enum { N = 48, DIM = 4 };
@@ -386,6 +393,7 @@ static void fault_D9_a_quiet_window_does_not_clip_what_came_before(void **state)
     free(x);
 }
 
+/* Known fault D10. */
 static void fault_D10_another_view_or_context_leaves_scales_alone(void **state)
 {
     enum { N = 20, DIM = 24 };
@@ -428,6 +436,7 @@ static void fault_D10_another_view_or_context_leaves_scales_alone(void **state)
     }
 }
 
+/* Known fault D11. */
 static void fault_D11_keys_and_values_have_their_own_scales(void **state)
 {
     enum { N = 64, DIM = 16 };
@@ -455,6 +464,7 @@ static void fault_D11_keys_and_values_have_their_own_scales(void **state)
     coded_free(&cv);
 }
 
+/* Known fault D12. */
 static void fault_D12_a_shard_of_heads_has_the_scales_of_those_heads(void **state)
 {
     enum { N = 6, DIM = 20 };
@@ -487,6 +497,7 @@ static void fault_D12_a_shard_of_heads_has_the_scales_of_those_heads(void **stat
     coded_free(&part);
 }
 
+/* Known fault D13. */
 static void fault_D13_permuted_rows_decode_to_the_permuted_numbers(void **state)
 {
     enum { N = 40, HEADS = 2, DIM = 15 };
