@@ -7,21 +7,6 @@
 
 static struct cache_model m;
 
-static kvc_ctx *best(void **state)
-{
-    const struct tables *tables = *state;
-
-    return tables->ctx[tables->n - 1];
-}
-
-static kvc_stats stats_now(void)
-{
-    kvc_stats stats = {.struct_size = sizeof(stats)};
-
-    assert_int_equal(kvc_cache_stats(m.cache, &stats), KVC_OK);
-    return stats;
-}
-
 static void expect_create(kvc_ctx *ctx, const kvc_cache_params *p, kvc_status want)
 {
     kvc_cache_params with_budget = *p;
@@ -297,11 +282,11 @@ static void pages_take_the_bytes_of_their_layout(void **state)
 static void feed_until_full(struct model_seq *s, uint64_t *rng)
 {
     for (int i = 0; i < 32; i++) {
-        const kvc_stats before = stats_now();
+        const kvc_stats before = drive_stats(&m);
         const kvc_status status = kvc_tokens_add(m.cache, s->handle, NULL, 32);
 
         if (status == KVC_E_FULL) {
-            const kvc_stats after = stats_now();
+            const kvc_stats after = drive_stats(&m);
 
             assert_memory_equal(&after, &before, sizeof(after));
             check_all(&m);

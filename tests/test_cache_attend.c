@@ -23,13 +23,6 @@ static const kvc_precision precisions[] = {
 };
 static const size_t n_precisions = sizeof(precisions) / sizeof(*precisions);
 
-static kvc_ctx *best(void **state)
-{
-    const struct tables *tables = *state;
-
-    return tables->ctx[tables->n - 1];
-}
-
 /* Two layers, three precisions, n tokens of which all but the last 40 may be sealed. */
 static struct model_seq *start_mixed(kvc_ctx *ctx, kvc_cache_params p, int n, uint64_t *rng)
 {

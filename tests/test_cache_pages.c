@@ -23,21 +23,6 @@ static const size_t n_precisions = sizeof(precisions) / sizeof(*precisions);
 static const kvc_precision int8_token = {KVC_INT8, KVC_INT8, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN};
 static const kvc_precision int8_head = {KVC_INT8, KVC_INT8, KVC_SCALE_HEAD, KVC_SCALE_HEAD};
 
-static kvc_ctx *best(void **state)
-{
-    const struct tables *tables = *state;
-
-    return tables->ctx[tables->n - 1];
-}
-
-static kvc_stats stats_now(void)
-{
-    kvc_stats stats = {.struct_size = sizeof(stats)};
-
-    assert_int_equal(kvc_cache_stats(m.cache, &stats), KVC_OK);
-    return stats;
-}
-
 static void start(kvc_ctx *ctx, kvc_precision precision, int recent, int sinks)
 {
     kvc_cache_params p = drive_params();
@@ -137,7 +122,7 @@ static void bytes_after_settling_do_not_depend_on_chunks(void **state)
         drive_settle(&m, chunks);
         give_in_steps(single, 0, N, 1);
         drive_settle(&m, single);
-        assert_int_equal(stats_now().n_pages_sealed, 3 * 4 * LAYERS * HEADS);
+        assert_int_equal(drive_stats(&m).n_pages_sealed, 3 * 4 * LAYERS * HEADS);
         expect_same_sealed_pages(at_once, chunks, 4);
         expect_same_sealed_pages(at_once, single, 4);
         check_all(&m);
@@ -221,7 +206,7 @@ static void rows_age_one_by_one(void **state)
         give_rows(s, i, i + 1);
         drive_attend(&m, s, 0, 1, NULL, &rng);
     }
-    stats = stats_now();
+    stats = drive_stats(&m);
     assert_int_equal(stats.n_pages_sealed, 2 * LAYERS * HEADS);
     assert_int_equal(stats.n_pages_f16, 3 * LAYERS * HEADS);
     assert_int_equal(stats.f16_page_bytes, 3 * LAYERS * HEADS * 64 * (DIM_K + DIM_V) * 2);
@@ -293,9 +278,9 @@ static void forks_share_full_pages_and_copy_open_ones(void **state)
     start(best(state), int8_token, 200, 4);
     a = drive_create(&m);
     drive_feed(&m, a, 4 + 64 + 64 + 20, &rng, 1);
-    one = stats_now();
+    one = drive_stats(&m);
     b = drive_fork(&m, a);
-    two = stats_now();
+    two = drive_stats(&m);
     assert_int_equal(one.n_pages_f16, 3 * LAYERS * HEADS);
     assert_int_equal(two.n_pages_f16, 4 * LAYERS * HEADS);
     assert_int_equal(two.strip_bytes, 2 * one.strip_bytes);
@@ -315,7 +300,7 @@ static void forks_share_full_pages_and_copy_open_ones(void **state)
     drive_destroy(&m, a);
     check_all(&m);
     drive_destroy(&m, b);
-    assert_int_equal(stats_now().used_bytes, 0);
+    assert_int_equal(drive_stats(&m).used_bytes, 0);
     model_close(&m);
 }
 
@@ -331,14 +316,14 @@ static void a_sealed_twin_serves_later_owners(void **state)
         a = drive_create(&m);
         drive_feed(&m, a, 4 + 64 + 64, &rng, 1);
         b = drive_fork(&m, a);
-        assert_int_equal(stats_now().n_pages_f16, 2 * LAYERS * HEADS);
+        assert_int_equal(drive_stats(&m).n_pages_f16, 2 * LAYERS * HEADS);
         drive_settle(&m, a);
-        first = stats_now();
+        first = drive_stats(&m);
         assert_int_equal(first.n_pages_sealed, LAYERS * HEADS);
         assert_int_equal(first.n_pages_f16, 2 * LAYERS * HEADS);
         check_all(&m);
         drive_settle(&m, b);
-        second = stats_now();
+        second = drive_stats(&m);
         assert_int_equal(second.n_pages_sealed, LAYERS * HEADS);
         assert_int_equal(second.n_pages_f16, LAYERS * HEADS);
         assert_int_equal(second.sealed_page_bytes, first.sealed_page_bytes);
@@ -364,21 +349,21 @@ static void a_hold_keeps_rows_exact_until_compress(void **state)
         give_rows(s, 70, 200);
         assert_int_equal(kvc_seq_hold(m.cache, s->handle), KVC_OK);
         drive_settle(&m, s);
-        assert_int_equal(stats_now().n_pages_sealed, LAYERS * HEADS);
+        assert_int_equal(drive_stats(&m).n_pages_sealed, LAYERS * HEADS);
         check_all(&m);
         assert_int_equal(kvc_tokens_add(m.cache, s->handle, NULL, N - 130 + 1), KVC_E_FULL);
         report = drive_compress(&m, s);
         assert_int_equal(report.n_pages_sealed, 3 * LAYERS * HEADS);
         assert_int_equal(report.n_pages_compacted, 0);
-        assert_int_equal(report.bytes_after, stats_now().used_bytes);
+        assert_int_equal(report.bytes_after, drive_stats(&m).used_bytes);
         if (precisions[i].v != KVC_F16)
             assert_true(report.bytes_after < report.bytes_before);
-        assert_int_equal(stats_now().n_pages_f16, 0);
+        assert_int_equal(drive_stats(&m).n_pages_f16, 0);
         check_all(&m);
         /* A sealed short page takes no more rows. */
         give_rows(s, 200, 280);
         drive_settle(&m, s);
-        assert_int_equal(stats_now().n_pages_sealed, 5 * LAYERS * HEADS);
+        assert_int_equal(drive_stats(&m).n_pages_sealed, 5 * LAYERS * HEADS);
         check_all(&m);
         model_close(&m);
     }
@@ -393,7 +378,7 @@ static void compress_spares_the_recent_window(void **state)
     s = drive_create(&m);
     give_rows(s, 0, 200);
     drive_compress(&m, s);
-    assert_int_equal(stats_now().n_pages_sealed, 2 * LAYERS * HEADS);
+    assert_int_equal(drive_stats(&m).n_pages_sealed, 2 * LAYERS * HEADS);
     check_all(&m);
     model_close(&m);
 }
@@ -409,11 +394,11 @@ static void remove_frees_pages_without_rows(void **state)
     s = drive_create(&m);
     give_rows(s, 0, 250);
     drive_settle(&m, s);
-    before = stats_now().n_pages_sealed;
+    before = drive_stats(&m).n_pages_sealed;
     drive_remove(&m, s, 4, 67);
-    assert_int_equal(stats_now().n_pages_sealed, before);
+    assert_int_equal(drive_stats(&m).n_pages_sealed, before);
     drive_remove(&m, s, 67, 68);
-    assert_int_equal(stats_now().n_pages_sealed, before - LAYERS * HEADS);
+    assert_int_equal(drive_stats(&m).n_pages_sealed, before - LAYERS * HEADS);
     drive_remove(&m, s, 0, 3);
     drive_remove(&m, s, 196, 250);
     check_all(&m);
@@ -438,7 +423,7 @@ static void rows_after_a_freed_open_page_start_anew(void **state)
         drive_remove(&m, s, 3, 17);
         assert_int_equal(drive_compress(&m, s).n_pages_sealed, 0);
         assert_int_equal(kvc_seq_n_pages(m.cache, s->handle, 0, 0), 0);
-        assert_int_equal(stats_now().n_pages_f16, 0);
+        assert_int_equal(drive_stats(&m).n_pages_f16, 0);
         drive_feed(&m, s, 4, &rng, 1);
         assert_int_equal(read_page(s, 0, 0, 0, bytes).n_rows, 4);
         drive_compress(&m, s);
@@ -489,14 +474,14 @@ static void compress_moves_rows_without_coding_them_again(void **state)
         s = drive_create(&m);
         give_rows(s, 0, 128);
         drive_settle(&m, s);
-        n_sealed = stats_now().n_sealed_total;
+        n_sealed = drive_stats(&m).n_sealed_total;
         for (int t = 1; t < 128; t += 2)
             drive_remove(&m, s, t, t + 1);
         report = drive_compress(&m, s);
         assert_int_equal(report.n_pages_compacted, LAYERS * HEADS);
         assert_true(report.bytes_after < report.bytes_before);
         assert_int_equal(kvc_seq_n_pages(m.cache, s->handle, 0, 0), 1);
-        assert_int_equal(stats_now().n_sealed_total, n_sealed);
+        assert_int_equal(drive_stats(&m).n_sealed_total, n_sealed);
         expect_same_page(s, 0, only, 0);
         check_all(&m);
         model_close(&m);

@@ -36,18 +36,10 @@ static struct {
     bool running;
 } where;
 
-static kvc_stats stats_of(const struct run *r)
-{
-    kvc_stats stats = {.struct_size = sizeof(stats)};
-
-    assert_int_equal(kvc_cache_stats(r->m.cache, &stats), KVC_OK);
-    return stats;
-}
-
 /* A call that failed left every byte of the budget where it was. */
 static void expect_unchanged(const struct run *r, const kvc_stats *before)
 {
-    const kvc_stats after = stats_of(r);
+    const kvc_stats after = drive_stats(&r->m);
 
     assert_memory_equal(&after, before, sizeof(after));
 }
@@ -113,7 +105,7 @@ static void op_create(struct run *r)
 
 static void op_fork(struct run *r, struct model_seq *s)
 {
-    const kvc_stats before = stats_of(r);
+    const kvc_stats before = drive_stats(&r->m);
     kvc_seq handle = 1;
     const kvc_status status = kvc_seq_fork(r->m.cache, s->handle, &handle);
     const bool must_fail = n_alive(r) == r->m.params.max_sequences ||
@@ -144,7 +136,7 @@ static void op_destroy(struct run *r, struct model_seq *s)
 static void op_add(struct run *r, struct model_seq *s)
 {
     static kvc_token facts[MAX_APPEND + 1];
-    const kvc_stats before = stats_of(r);
+    const kvc_stats before = drive_stats(&r->m);
     const int max = r->m.params.max_append;
     const int to_border = KVC_PAGE_TOKENS - (int)((s->n_tokens - r->m.params.sink_tokens) & 63);
     size_t n = (size_t)(chance(&r->rng, 3) ? 1 : pick(&r->rng, 0, max));
@@ -353,7 +345,7 @@ static void op_remove(struct run *r, struct model_seq *s)
     const int64_t first = pick(&r->rng, 0, (int)s->n_tokens);
     const int64_t last = chance(&r->rng, 4) ? pick(&r->rng, (int)first, (int)s->n_tokens)
                                             : (first + 9 < s->n_tokens ? first + 9 : s->n_tokens);
-    const kvc_stats before = stats_of(r);
+    const kvc_stats before = drive_stats(&r->m);
     const kvc_status status = kvc_seq_remove(r->m.cache, s->handle, first, last);
 
     if (!model_complete(&r->m, s)) {
@@ -376,7 +368,7 @@ static void op_hold(struct run *r, struct model_seq *s)
 
 static void op_settle(struct run *r, struct model_seq *s)
 {
-    const kvc_stats before = stats_of(r);
+    const kvc_stats before = drive_stats(&r->m);
     const kvc_status status = kvc_seq_settle(r->m.cache, s->handle);
 
     if (!model_complete(&r->m, s))
@@ -393,11 +385,11 @@ static void op_settle(struct run *r, struct model_seq *s)
 
 static void op_compress(struct run *r, struct model_seq *s)
 {
-    const kvc_stats before = stats_of(r);
+    const kvc_stats before = drive_stats(&r->m);
     kvc_report report = {.struct_size = sizeof(report)};
     const kvc_status status =
         kvc_cache_compress(r->m.cache, s->handle, NULL, chance(&r->rng, 4) ? NULL : &report, NULL);
-    const kvc_stats after = stats_of(r);
+    const kvc_stats after = drive_stats(&r->m);
 
     if (!model_complete(&r->m, s))
         assert_int_equal(status, KVC_E_ARG);

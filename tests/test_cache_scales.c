@@ -21,13 +21,6 @@ static const size_t n_precisions = sizeof(precisions) / sizeof(*precisions);
 
 static const kvc_precision int8_head = {KVC_INT8, KVC_INT8, KVC_SCALE_HEAD, KVC_SCALE_HEAD};
 
-static kvc_ctx *best(void **state)
-{
-    const struct tables *tables = *state;
-
-    return tables->ctx[tables->n - 1];
-}
-
 static void start(kvc_ctx *ctx, kvc_precision precision, int window, int recent)
 {
     kvc_cache_params p = drive_params();

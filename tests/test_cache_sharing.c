@@ -22,12 +22,14 @@ static void start(kvc_ctx *ctx, kvc_precision precision)
     drive_start(&m, ctx, p, 1 << 20);
 }
 
-static int64_t sealed_pages(void)
+/* A sequence of one full page that is not sealed, and its fork. */
+static void start_forks(kvc_ctx *ctx, kvc_precision precision, uint64_t *rng, struct model_seq **a,
+                        struct model_seq **b)
 {
-    kvc_stats stats = {.struct_size = sizeof(stats)};
-
-    assert_int_equal(kvc_cache_stats(m.cache, &stats), KVC_OK);
-    return stats.n_pages_sealed;
+    start(ctx, precision);
+    *a = drive_create(&m);
+    drive_feed(&m, *a, 64, rng, 1);
+    *b = drive_fork(&m, *a);
 }
 
 /* One fork seals a shared page and leaves it; the other cuts it, gives it other rows, and seals it.
@@ -41,16 +43,13 @@ static void a_page_that_gets_other_rows_is_sealed_anew(void **state)
             uint64_t rng = i;
             struct model_seq *a, *b;
 
-            start(tables->ctx[t], precisions[i]);
-            a = drive_create(&m);
-            drive_feed(&m, a, 64, &rng, 1);
-            b = drive_fork(&m, a);
+            start_forks(tables->ctx[t], precisions[i], &rng, &a, &b);
             drive_settle(&m, a);
             drive_truncate(&m, b, 32);
             drive_feed(&m, b, 32, &rng, 1);
             drive_settle(&m, b);
             check_all(&m);
-            assert_int_equal(sealed_pages(), 2 * 2 * 2);
+            assert_int_equal(drive_stats(&m).n_pages_sealed, 2 * 2 * 2);
             model_close(&m);
         }
 }
@@ -64,16 +63,13 @@ static void a_shared_page_is_copied_before_it_gets_other_rows(void **state)
         uint64_t rng = i;
         struct model_seq *a, *b;
 
-        start(tables->ctx[0], precisions[i]);
-        a = drive_create(&m);
-        drive_feed(&m, a, 64, &rng, 1);
-        b = drive_fork(&m, a);
+        start_forks(tables->ctx[0], precisions[i], &rng, &a, &b);
         drive_truncate(&m, b, 63);
         drive_feed(&m, b, 1, &rng, 1);
         drive_settle(&m, a);
         drive_settle(&m, b);
         check_all(&m);
-        assert_int_equal(sealed_pages(), 2 * 2 * 2);
+        assert_int_equal(drive_stats(&m).n_pages_sealed, 2 * 2 * 2);
         model_close(&m);
     }
 }
@@ -87,16 +83,13 @@ static void an_unchanged_page_is_sealed_once(void **state)
         uint64_t rng = i;
         struct model_seq *a, *b;
 
-        start(tables->ctx[0], precisions[i]);
-        a = drive_create(&m);
-        drive_feed(&m, a, 64, &rng, 1);
-        b = drive_fork(&m, a);
+        start_forks(tables->ctx[0], precisions[i], &rng, &a, &b);
         drive_settle(&m, a);
         drive_truncate(&m, b, 64);
         drive_feed(&m, b, 10, &rng, 1);
         drive_settle(&m, b);
         check_all(&m);
-        assert_int_equal(sealed_pages(), 2 * 2);
+        assert_int_equal(drive_stats(&m).n_pages_sealed, 2 * 2);
         model_close(&m);
     }
 }

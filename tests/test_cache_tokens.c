@@ -7,21 +7,6 @@
 
 static struct cache_model m;
 
-static kvc_ctx *best(void **state)
-{
-    const struct tables *tables = *state;
-
-    return tables->ctx[tables->n - 1];
-}
-
-static kvc_stats stats_now(void)
-{
-    kvc_stats stats = {.struct_size = sizeof(stats)};
-
-    assert_int_equal(kvc_cache_stats(m.cache, &stats), KVC_OK);
-    return stats;
-}
-
 static void sequences_are_limited_and_never_given_out_twice(void **state)
 {
     kvc_seq seen[64], seq = 1;
@@ -228,8 +213,8 @@ static void replaces_what_no_half_holds(void **state)
         drive_append(&m, s, 0, &k, &v);
         drive_append(&m, s, 1, &k, &v);
         check_all(&m);
-        assert_int_equal(stats_now().n_nonfinite, 2 * (4 + 8));
-        assert_int_equal(stats_now().n_saturated, 2 * 2);
+        assert_int_equal(drive_stats(&m).n_nonfinite, 2 * (4 + 8));
+        assert_int_equal(drive_stats(&m).n_saturated, 2 * 2);
         assert_int_equal(kvc_seq_read_rows(m.cache, s->handle, 1, 0, 3, NULL, got, NULL, NULL, &n),
                          KVC_OK);
         assert_true(got[3] == 0);
@@ -264,7 +249,7 @@ static void strict_refuses_nonfinite_values(void **state)
     x[0] = 0x7bff;
     drive_append(&m, s, 0, &k, &v);
     check_all(&m);
-    assert_int_equal(stats_now().n_nonfinite, 0);
+    assert_int_equal(drive_stats(&m).n_nonfinite, 0);
     model_close(&m);
 }
 

@@ -16,7 +16,7 @@ struct call {
     kvc_cache *cache;
     int32_t layer;
     kvc_attend_options options;
-    size_t n_items, n_units, n_lanes;
+    size_t n_items, n_units, n_lanes, n_parts;
     bool score_pages;  /* add page masses from the partial results */
     bool score_passes; /* add masses in a second pass over the pages */
 };
@@ -485,7 +485,6 @@ static void plan(struct call *call, const kvc_attend_item *items, size_t n_items
     kvc_cache *cache = call->cache;
     const int32_t strip = cache->params.sink_tokens > 0;
     const size_t step = n_items ? items->struct_size : 0;
-    size_t n_parts = 0;
 
     for (size_t i = 0; i < n_items; i++) {
         const kvc_attend_item *item =
@@ -500,13 +499,13 @@ static void plan(struct call *call, const kvc_attend_item *items, size_t n_items
             .n_q = (int32_t)item->q->n_tokens,
             .n_pages = seq->n_slots + strip,
             .first_unit = call->n_units,
-            .first_part = n_parts,
+            .first_part = call->n_parts,
         };
         info->n_blocks = (info->n_pages + KVC_TILE_PAGES - 1) / KVC_TILE_PAGES;
         info->n_blocks = info->n_blocks ? info->n_blocks : 1;
         info->n_tiles = (info->n_q * cache->group + KVC_TILE_ROWS - 1) / KVC_TILE_ROWS;
         info->split = info->n_q == 1 && !call->score_passes;
-        n_parts += info->split ? (size_t)info->n_blocks : 0;
+        call->n_parts += info->split ? (size_t)info->n_blocks : 0;
         call->n_units += units_of(call, info);
     }
 }
@@ -544,7 +543,9 @@ kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_attend_it
     plan(&call, items, n_items);
     call.n_lanes = call.n_units < KVC_LANES ? call.n_units : KVC_LANES;
     kvc_ctx_parallel(cache->ctx, call.n_lanes, run_lane, &call);
-    kvc_ctx_parallel(cache->ctx, call.n_items * (size_t)cache->params.n_kv_heads, run_merge, &call);
+    if (call.n_parts > 0)
+        kvc_ctx_parallel(cache->ctx, call.n_items * (size_t)cache->params.n_kv_heads, run_merge,
+                         &call);
     for (size_t i = 0; i < call.n_items && cache->params.probe_rows > 0; i++)
         keep_probes(&call, &cache->infos[i]);
     return KVC_OK;

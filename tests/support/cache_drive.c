@@ -45,6 +45,14 @@ struct model_seq *drive_create(struct cache_model *m)
     return s;
 }
 
+kvc_stats drive_stats(const struct cache_model *m)
+{
+    kvc_stats stats = {.struct_size = sizeof(stats)};
+
+    assert_int_equal(kvc_cache_stats(m->cache, &stats), KVC_OK);
+    return stats;
+}
+
 struct model_seq *drive_fork(struct cache_model *m, const struct model_seq *src)
 {
     struct model_seq *s = model_free_slot(m);

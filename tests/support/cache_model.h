@@ -132,6 +132,7 @@ void check_all(const struct cache_model *m);
 
 /* Two layers, four query heads on two KV heads of K size 16 and V size 8. */
 kvc_cache_params drive_params(void);
+kvc_stats drive_stats(const struct cache_model *m);
 /* Calls of the cache that must succeed, followed by the model's; extra_bytes beyond the minimum. */
 void drive_start(struct cache_model *m, kvc_ctx *ctx, kvc_cache_params params, size_t extra_bytes);
 struct model_seq *drive_create(struct cache_model *m);

@@ -51,4 +51,12 @@ static inline int tables_teardown(void **state)
     return 0;
 }
 
+/* The context of the best table, for tests of what no table changes. */
+static inline kvc_ctx *best(void **state)
+{
+    const struct tables *t = *state;
+
+    return t->ctx[t->n - 1];
+}
+
 #endif
