@@ -337,10 +337,11 @@ static void pages_read_as_the_format_says(void **state)
     page[256 + 3 * 32 + 4] = 0xf8;             /* V of channel 3, token 10 (second nibble): 7 */
     memcpy(&page[640 + 10 * 2], minus_two, 2); /* times -2 */
     for (const struct kvc_kernels *const *table = kvc_kernels_available(); *table; table++) {
-        assert_int_equal((*table)->read_page(NULL, &layout, page, 5, 1, k, v), KVC_OK);
+        assert_int_equal(
+            (*table)->read_page(NULL, &layout, page, 5, 1, k, layout.d_k, v, layout.d_v), KVC_OK);
         for (int c = 0; c < 8; c++)
             assert_true(k[c] == 0.5f * (float)(c - 8) && v[c] == 0);
-        (*table)->read_page(NULL, &layout, page, 10, 1, k, v);
+        (*table)->read_page(NULL, &layout, page, 10, 1, k, layout.d_k, v, layout.d_v);
         for (int c = 0; c < 8; c++)
             assert_true(k[c] == 0 && v[c] == (c == 3 ? -14 : 0));
     }
@@ -364,7 +365,7 @@ static void bytes_read_as_the_format_says(void **state)
     page[512 + 64 + 63] = 100;                                 /* V of channel 1: -28 */
     memcpy(page + 1056, &scale, 4);
     for (const struct kvc_kernels *const *table = kvc_kernels_available(); *table; table++) {
-        (*table)->read_page(NULL, &layout, page, 63, 1, k, v);
+        (*table)->read_page(NULL, &layout, page, 63, 1, k, layout.d_k, v, layout.d_v);
         assert_true(k[0] == 0 && k[1] == 399 && k[2] == 0);
         assert_true(v[0] == -32 && v[1] == -7);
     }
@@ -382,8 +383,8 @@ static void check_move(const struct kvc_kernels *k, const struct kvc_page_layout
         src[i] = (uint8_t)(rng_next(&seed) & (i % 2 ? 0x3f : 0xff));
         other[i] = (uint8_t)(rng_next(&seed) & (i % 2 ? 0x3f : 0xff));
     }
-    kvc_read_page_ref(NULL, layout, src, 0, 64, old_k, old_v);
-    kvc_read_page_ref(NULL, layout, dst, 0, 64, want_k, want_v);
+    kvc_read_page_ref(NULL, layout, src, 0, 64, old_k, layout->d_k, old_v, layout->d_v);
+    kvc_read_page_ref(NULL, layout, dst, 0, 64, want_k, layout->d_k, want_v, layout->d_v);
     for (uint32_t i = 0; i < n; i++) {
         memcpy(want_k + (size_t)(dst_row + i) * layout->d_k, old_k + (size_t)rows[i] * layout->d_k,
                layout->d_k * sizeof(float));
@@ -391,7 +392,7 @@ static void check_move(const struct kvc_kernels *k, const struct kvc_page_layout
                layout->d_v * sizeof(float));
     }
     assert_int_equal(k->move_rows(NULL, layout, src, rows, n, dst, dst_row), KVC_OK);
-    kvc_read_page_ref(NULL, layout, dst, 0, 64, got_k, got_v);
+    kvc_read_page_ref(NULL, layout, dst, 0, 64, got_k, layout->d_k, got_v, layout->d_v);
     assert_memory_equal(got_k, want_k, sizeof(float) * 64 * layout->d_k);
     assert_memory_equal(got_v, want_v, sizeof(float) * 64 * layout->d_v);
     edge_free(src, layout->n_bytes);

@@ -221,7 +221,8 @@ static void true_row(const struct test_tile *t, uint32_t row, struct truth *trut
     memset(truth, 0, sizeof(*truth));
     for (uint32_t p = 0; p < t->tile.n_pages; p++) {
         const struct test_page *page = &t->page[p];
-        kvc_read_page_ref(NULL, &page->layout, page->data, 0, page->n_rows, k, v);
+        kvc_read_page_ref(NULL, &page->layout, page->data, 0, page->n_rows, k, page->layout.d_k, v,
+                          page->layout.d_v);
         for (uint32_t i = 0; i < page->n_rows; i++) {
             if (!bit(page->mask[row], i))
                 continue;

@@ -56,14 +56,11 @@ static void read_row(const kvc_cache *cache, const struct kvc_page_layout *layou
                      struct rows *out)
 {
     const kvc_ctx *ctx = cache->ctx;
-    float k[KVC_MAX_HEAD_DIM], v[KVC_MAX_HEAD_DIM];
 
     if (out->k || out->v)
-        ctx->k->read_page(&ctx->queue, layout, page, row, 1, k, v);
-    if (out->k)
-        memcpy(out->k + out->n * layout->d_k, k, layout->d_k * sizeof(*k));
-    if (out->v)
-        memcpy(out->v + out->n * layout->d_v, v, layout->d_v * sizeof(*v));
+        ctx->k->read_page(&ctx->queue, layout, page, row, 1,
+                          out->k ? out->k + out->n * layout->d_k : NULL, layout->d_k,
+                          out->v ? out->v + out->n * layout->d_v : NULL, layout->d_v);
     if (out->ordinals)
         out->ordinals[out->n] = ordinal;
     if (out->scores)

@@ -117,11 +117,13 @@ struct kvc_seal_job {
 
 typedef kvc_status kvc_seal_page_fn(const struct kvc_queue *queue, const struct kvc_seal_job *job);
 
-/* Rows first ... first + n_rows - 1 of a page in any layout to k [n_rows][d_k] and v [n_rows][d_v].
- */
+/* Rows first ... first + n_rows - 1 of a page in any layout as floats: k [n_rows][k_stride] and v
+ * [n_rows][v_stride], each or NULL; elements beyond a row are not written. A code times its scale,
+ * then plus its minimum: two roundings. */
 typedef kvc_status kvc_read_page_fn(const struct kvc_queue *queue,
                                     const struct kvc_page_layout *layout, const uint8_t *page,
-                                    uint32_t first, uint32_t n_rows, float *k, float *v);
+                                    uint32_t first, uint32_t n_rows, float *k, size_t k_stride,
+                                    float *v, size_t v_stride);
 
 /*
  * Copies the rows src_rows[i] (i where src_rows is NULL) of src to rows dst_row + i of dst: codes
@@ -147,12 +149,14 @@ struct kvc_attend_page {
     const struct kvc_page_layout *layout;
     uint32_t n_rows;      /* rows that hold something */
     const uint64_t *mask; /* [rows of the tile]: the page's rows that each query row sees */
+    const float *bias;    /* [64], or NULL: of each row, added to its logit after the softcap */
 };
 
 /*
  * Attention of n_rows query rows over at most KVC_TILE_PAGES pages:
  *
- *     s = scale * q . k, then softcap * tanh(s / softcap) if softcap > 0, over the rows in mask
+ *     s = scale * q . k, then softcap * tanh(s / softcap) if softcap > 0, then + bias of the row,
+ *     over the rows in mask
  *     m = max s, l = sum exp(s - m), o = sum exp(s - m) v
  *
  * Nothing seen: m = -inf, l = 0, o = 0. Rows outside a mask may hold anything, NaN too. The
@@ -209,6 +213,54 @@ typedef kvc_status kvc_finish_rows_fn(const struct kvc_queue *queue,
                                       const struct kvc_attend_part *part, size_t n_rows, size_t d_v,
                                       void *dst, kvc_dtype dtype, size_t dst_stride, float *lse);
 
+/*
+ * The kernels from here to rotate_rows decide what is kept and merged, and give the same bits in
+ * every table: one rounded operation at a time, no fused ones, in this order.
+ *
+ * dots[i * stride + j] = a_i . b_j for n_a times n_b rows of d elements; rows lie
+ * kvc_attend_stride(d) apart and end with zeros. 16 sums: sum l takes the products of the elements
+ * l, l + 16, l + 32, ...; then sum l + sum l + 8 (8 sums), and so on by 4, 2 and 1.
+ */
+typedef kvc_status kvc_dot_rows_fn(const struct kvc_queue *queue, const float *a, size_t n_a,
+                                   const float *b, size_t n_b, size_t d, float *dots,
+                                   size_t stride);
+
+/*
+ * Takes at most 64 keys further: s [n_rows][64] logits, mask [n_rows] the keys that count.
+ *
+ *     m' = max(m, max s), l' = l exp(m - m') + sum exp(s - m'), kvc_exp() of exp.h
+ *
+ * The sum: 16 sums, sum i takes the keys i, i + 16, ... (0 for those that do not count), added as
+ * in dot_rows. NaN does not reach m', but l'. Nothing counts or all s are -inf: unchanged. Start
+ * with m = -inf, l = 0.
+ */
+typedef kvc_status kvc_lse_block_fn(const struct kvc_queue *queue, const float *s,
+                                    const uint64_t *mask, size_t n_rows, float *m, float *l);
+
+/* mass[t] += weights[r] * exp(s[r][t] - lse[r]) for each row r, ascending, whose lse is finite and
+ * whose mask has bit t; mass is [64]. */
+typedef kvc_status kvc_mass_block_fn(const struct kvc_queue *queue, const float *s,
+                                     const uint64_t *mask, const float *lse, const float *weights,
+                                     size_t n_rows, float *mass);
+
+/* out[i] = a[i] * w_a + b[i] * w_b: three roundings. out may be a or b. */
+typedef kvc_status kvc_mix_rows_fn(const struct kvc_queue *queue, const float *a, float w_a,
+                                   const float *b, float w_b, size_t n, float *out);
+
+/*
+ * Rotates rows of n_pairs pairs in place: x' = x c - y s, y' = x s + y c, each with three
+ * roundings, with c and s [n_rows][n_pairs]. Pair j is elements (2 j, 2 j + 1) if interleaved, else
+ * (j, j + n_pairs). Elements beyond the pairs stay.
+ */
+typedef kvc_status kvc_rotate_rows_fn(const struct kvc_queue *queue, float *x, size_t n_rows,
+                                      size_t stride, const float *c, const float *s, size_t n_pairs,
+                                      bool interleaved);
+
+/* Row i becomes row rows[i], for ascending rows, in place: row_bytes bytes that lie stride bytes
+ * apart. */
+typedef kvc_status kvc_gather_rows_fn(const struct kvc_queue *queue, void *data, size_t row_bytes,
+                                      size_t stride, const int32_t *rows, size_t n);
+
 struct kvc_kernels {
     const char *name;
     kvc_range_rows_fn *range_rows;
@@ -226,6 +278,12 @@ struct kvc_kernels {
     kvc_mass_pages_fn *mass_pages;
     kvc_merge_parts_fn *merge_parts;
     kvc_finish_rows_fn *finish_rows;
+    kvc_dot_rows_fn *dot_rows;
+    kvc_lse_block_fn *lse_block;
+    kvc_mass_block_fn *mass_block;
+    kvc_mix_rows_fn *mix_rows;
+    kvc_rotate_rows_fn *rotate_rows;
+    kvc_gather_rows_fn *gather_rows;
 };
 
 extern const struct kvc_kernels kvc_kernels_ref;
@@ -251,6 +309,12 @@ kvc_attend_pages_fn kvc_attend_pages_ref, kvc_attend_pages_avx2, kvc_attend_page
 kvc_mass_pages_fn kvc_mass_pages_ref, kvc_mass_pages_avx2, kvc_mass_pages_avx512;
 kvc_merge_parts_fn kvc_merge_parts_ref, kvc_merge_parts_avx2, kvc_merge_parts_avx512;
 kvc_finish_rows_fn kvc_finish_rows_ref, kvc_finish_rows_avx2, kvc_finish_rows_avx512;
+kvc_dot_rows_fn kvc_dot_rows_ref;
+kvc_lse_block_fn kvc_lse_block_ref;
+kvc_mass_block_fn kvc_mass_block_ref;
+kvc_mix_rows_fn kvc_mix_rows_ref;
+kvc_rotate_rows_fn kvc_rotate_rows_ref;
+kvc_gather_rows_fn kvc_gather_rows_ref;
 
 /* Tables this machine can run, best first, NULL-terminated. */
 const struct kvc_kernels *const *kvc_kernels_available(void);

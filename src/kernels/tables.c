@@ -18,6 +18,12 @@ const struct kvc_kernels kvc_kernels_ref = {
     .mass_pages = kvc_mass_pages_ref,
     .merge_parts = kvc_merge_parts_ref,
     .finish_rows = kvc_finish_rows_ref,
+    .dot_rows = kvc_dot_rows_ref,
+    .lse_block = kvc_lse_block_ref,
+    .mass_block = kvc_mass_block_ref,
+    .mix_rows = kvc_mix_rows_ref,
+    .rotate_rows = kvc_rotate_rows_ref,
+    .gather_rows = kvc_gather_rows_ref,
 };
 
 #ifdef KVC_X86
@@ -38,6 +44,12 @@ const struct kvc_kernels kvc_kernels_avx2 = {
     .mass_pages = kvc_mass_pages_avx2,
     .merge_parts = kvc_merge_parts_avx2,
     .finish_rows = kvc_finish_rows_avx2,
+    .dot_rows = kvc_dot_rows_ref,
+    .lse_block = kvc_lse_block_ref,
+    .mass_block = kvc_mass_block_ref,
+    .mix_rows = kvc_mix_rows_ref,
+    .rotate_rows = kvc_rotate_rows_ref,
+    .gather_rows = kvc_gather_rows_ref,
 };
 
 const struct kvc_kernels kvc_kernels_avx512 = {
@@ -57,6 +69,12 @@ const struct kvc_kernels kvc_kernels_avx512 = {
     .mass_pages = kvc_mass_pages_avx512,
     .merge_parts = kvc_merge_parts_avx512,
     .finish_rows = kvc_finish_rows_avx512,
+    .dot_rows = kvc_dot_rows_ref,
+    .lse_block = kvc_lse_block_ref,
+    .mass_block = kvc_mass_block_ref,
+    .mix_rows = kvc_mix_rows_ref,
+    .rotate_rows = kvc_rotate_rows_ref,
+    .gather_rows = kvc_gather_rows_ref,
 };
 #endif
 

@@ -17,8 +17,10 @@ static float logit(const struct kvc_attend_tile *tile, const struct kvc_attend_p
     float dot = 0.0f;
     for (uint32_t c = 0; c < page->layout->d_k; c++)
         dot += q[c] * kvc_page_k(page->layout, page->data, token, c);
-    const float s = dot * tile->scale;
-    return tile->softcap > 0.0f ? tile->softcap * tanhf(s / tile->softcap) : s;
+    float s = dot * tile->scale;
+    if (tile->softcap > 0.0f)
+        s = tile->softcap * tanhf(s / tile->softcap);
+    return page->bias ? s + page->bias[token] : s;
 }
 
 /* One page for one query row, by the online softmax: s is room for 64 logits. */

@@ -142,14 +142,14 @@ kvc_status kvc_seal_page_ref(const struct kvc_queue *queue, const struct kvc_sea
 
 kvc_status kvc_read_page_ref(const struct kvc_queue *queue, const struct kvc_page_layout *layout,
                              const uint8_t *page, uint32_t first, uint32_t n_rows, float *k,
-                             float *v)
+                             size_t k_stride, float *v, size_t v_stride)
 {
     (void)queue;
     for (uint32_t r = 0; r < n_rows; r++) {
-        for (uint32_t c = 0; c < layout->d_k; c++)
-            k[(size_t)r * layout->d_k + c] = kvc_page_k(layout, page, first + r, c);
-        for (uint32_t c = 0; c < layout->d_v; c++)
-            v[(size_t)r * layout->d_v + c] = kvc_page_v(layout, page, first + r, c);
+        for (uint32_t c = 0; k && c < layout->d_k; c++)
+            k[r * k_stride + c] = kvc_page_k(layout, page, first + r, c);
+        for (uint32_t c = 0; v && c < layout->d_v; c++)
+            v[r * v_stride + c] = kvc_page_v(layout, page, first + r, c);
     }
     return KVC_OK;
 }

@@ -278,6 +278,8 @@ static inline void page_scores(const struct kvc_attend_tile *tile,
             const int t = __builtin_ctzll(left);
             scores[t] = tile->softcap * tanhf(scores[t] / tile->softcap);
         }
+        for (uint32_t t = 0; page->bias && t < KVC_PAGE_ROWS; t += VLEN)
+            v_store(scores + t, v_add(v_load(scores + t), v_load(page->bias + t)));
     }
 }
 
