@@ -201,6 +201,7 @@ static void add_page(const struct call *call, const struct tile *tile, struct bl
     }
     if (any == 0)
         return;
+    const struct kvc_groups *groups = e ? kvc_page_groups(cache, e->page) : NULL;
     block->columns[block->n_pages] = column;
     block->pages[block->n_pages++] = (struct kvc_attend_page){
         .data = e ? kvc_page_data(cache, e->page) : kvc_strip(cache, tile->info->seq, pair),
@@ -208,6 +209,7 @@ static void add_page(const struct call *call, const struct tile *tile, struct bl
         .n_rows = e ? e->n_rows
                     : (uint32_t)kvc_min32(tile->info->seq->n_tokens, cache->params.sink_tokens),
         .mask = masks,
+        .bias = groups ? groups->bias : NULL,
     };
 }
 
@@ -475,7 +477,8 @@ static bool item_ok(const kvc_cache *cache, const kvc_attend_item *item, int32_t
            item->q->n_heads == (size_t)p->n_heads && item->out->n_heads == (size_t)p->n_heads &&
            item->q->head_dim == (size_t)p->head_dim_k &&
            item->out->head_dim == (size_t)p->head_dim_v &&
-           item->q->n_tokens == item->out->n_tokens && item->q->n_tokens <= (size_t)seq->n_tokens &&
+           item->q->n_tokens == item->out->n_tokens &&
+           item->q->n_tokens <= (size_t)(seq->n_tokens - seq->merged_end) &&
            item->q->n_tokens <= (size_t)(INT32_MAX - KVC_TILE_ROWS) / (size_t)cache->group;
 }
 

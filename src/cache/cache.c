@@ -98,9 +98,13 @@ static void make_layouts(struct kvc_page_layout *layouts, const kvc_cache_params
         side_of_tag(tag % 5, 2, &v, &vs);
         layouts[tag] =
             kvc_page_layout_make(p->head_dim_k, p->head_dim_v, k, ks, v, vs, false, KVC_PAGE_ROWS);
-        layouts[tag + KVC_N_TAGS] = layouts[tag];
-        layouts[tag + KVC_N_TAGS].ordinals = layouts[tag].n_bytes;
-        layouts[tag + KVC_N_TAGS].n_bytes += KVC_PAGE_ROWS * sizeof(int32_t);
+        struct kvc_page_layout moved = layouts[tag];
+        moved.ordinals = moved.n_bytes;
+        moved.n_bytes += KVC_PAGE_ROWS * sizeof(int32_t);
+        layouts[tag + KVC_MOVED] = moved;
+        moved.groups = moved.n_bytes;
+        moved.n_bytes = (moved.n_bytes + (uint32_t)sizeof(struct kvc_groups) + 127u) & ~127u;
+        layouts[tag + KVC_MERGED] = moved;
     }
     layouts[KVC_LAYOUT_OPEN] = kvc_page_layout_make(p->head_dim_k, p->head_dim_v, KVC_F16, 0,
                                                     KVC_F16, 0, true, KVC_PAGE_ROWS);
@@ -202,7 +206,7 @@ static void carve(kvc_cache *cache, struct kvc_arena *arena)
     cache->infos = kvc_arena_take(arena, n_seq, sizeof(struct kvc_attend_info), 64);
     cache->scratch_bytes = arena->used - start;
 
-    cache->facts = kvc_arena_take(arena, n_facts, KVC_PAGE_TOKENS * sizeof(kvc_token), 64);
+    cache->facts = kvc_arena_take(arena, n_facts, KVC_PAGE_TOKENS * sizeof(struct kvc_fact), 64);
     cache->columns = kvc_arena_take(arena, n_columns, cache->column_bytes, 64);
     cache->strips = kvc_arena_take(arena, n_seq, cache->strip_bytes, 128);
     cache->pool = kvc_arena_take(arena, cache->n_slabs, cache->slab_bytes, 128);
@@ -316,7 +320,6 @@ kvc_status kvc_cache_create(kvc_ctx *ctx, const kvc_cache_params *params, kvc_ca
     *cache = plan;
 
     memset(cache->tags, precision_tag(&p.precision), (size_t)cache->n_pairs);
-    memset(cache->class_of, UINT8_MAX, KVC_N_LAYOUTS);
     kvc_pages_init(cache, reserved_pages(cache));
     cache->n_free_columns = cache->n_columns;
     for (int32_t i = 0; i < cache->n_columns; i++)
@@ -365,7 +368,7 @@ kvc_status kvc_cache_stats(const kvc_cache *cache, kvc_stats *out)
     const size_t all_seq = (size_t)cache->params.max_sequences;
     const size_t used_columns = (size_t)(cache->n_columns - cache->n_free_columns);
     const size_t used_facts = (size_t)(cache->n_fact_pages - cache->n_free_facts);
-    const size_t fact_bytes = KVC_PAGE_TOKENS * sizeof(kvc_token);
+    const size_t fact_bytes = KVC_PAGE_TOKENS * sizeof(struct kvc_fact);
     kvc_stats s = {
         .struct_size = out->struct_size,
         .budget_bytes = cache->params.budget_bytes,

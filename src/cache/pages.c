@@ -1,4 +1,6 @@
 /* pages.c - the pool: slabs that serve one page size at a time and return when they are empty. */
+#include <string.h>
+
 #include "state.h"
 
 static void slab_unlink(struct kvc_cache *cache, int32_t *head, int32_t i)
@@ -66,13 +68,8 @@ void kvc_pages_init(kvc_cache *cache, size_t reserved_pages)
         .per_slab = (uint32_t)(cache->slab_bytes / open),
         .slabs = -1,
     };
+    memset(cache->class_of, UINT8_MAX, KVC_N_LAYOUTS);
     cache->class_of[KVC_LAYOUT_OPEN] = 0;
-    for (int32_t pair = 0; pair < cache->n_pairs; pair++)
-        for (int32_t compacted = 0; compacted < 2; compacted++) {
-            const int32_t layout = cache->tags[pair] + compacted * KVC_N_TAGS;
-            cache->class_of[layout] = class_find(cache, cache->layouts[layout].n_bytes);
-        }
-
     cache->free_slabs = -1;
     cache->n_free_slabs = (int32_t)cache->n_slabs;
     for (int32_t i = (int32_t)cache->n_slabs - 1; i >= 0; i--) {
@@ -81,6 +78,13 @@ void kvc_pages_init(kvc_cache *cache, size_t reserved_pages)
     }
     while ((size_t)cache->classes[0].n_free < reserved_pages)
         slab_assign(cache, 0);
+}
+
+int32_t kvc_page_class(kvc_cache *cache, int32_t layout)
+{
+    if (cache->class_of[layout] == UINT8_MAX)
+        cache->class_of[layout] = class_find(cache, cache->layouts[layout].n_bytes);
+    return cache->class_of[layout];
 }
 
 bool kvc_pages_fit(const kvc_cache *cache, const int32_t *need)
@@ -96,7 +100,7 @@ bool kvc_pages_fit(const kvc_cache *cache, const int32_t *need)
 
 int32_t kvc_page_alloc(kvc_cache *cache, uint8_t layout)
 {
-    const int32_t page_class = cache->class_of[layout];
+    const int32_t page_class = kvc_page_class(cache, layout);
     struct kvc_page_class *c = &cache->classes[page_class];
 
     if (c->n_free == 0) {

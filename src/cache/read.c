@@ -36,10 +36,18 @@ kvc_status kvc_seq_read_tokens(const kvc_cache *cache, kvc_seq seq, int64_t firs
     KVC_CHECK(s && tokens && first >= 0 && first <= s->n_tokens &&
                   n <= (size_t)(s->n_tokens - first),
               KVC_E_ARG);
+    const int32_t begin = kvc_facts_find(cache, s, first);
+    KVC_CHECK(kvc_facts_find(cache, s, first + (int64_t)n) - begin == (int32_t)n, KVC_E_ARG);
     for (size_t i = 0; i < n; i++) {
-        const size_t at = (size_t)first + i;
-        const size_t page = (size_t)s->facts[at / KVC_PAGE_TOKENS];
-        tokens[i] = cache->facts[page * KVC_PAGE_TOKENS + at % KVC_PAGE_TOKENS];
+        const struct kvc_fact *f = kvc_fact(cache, s, begin + (int32_t)i);
+        tokens[i] = (kvc_token){.t = f->t,
+                                .y = f->y,
+                                .x = f->x,
+                                .image = f->image,
+                                .row = f->row,
+                                .col = f->col,
+                                .kind = f->kind,
+                                .flags = f->flags};
     }
     return KVC_OK;
 }

@@ -56,6 +56,7 @@ static void start(kvc_cache *cache, struct kvc_sequence *seq)
     seq->alive = true;
     seq->generation++;
     seq->n_tokens = seq->n_slots = seq->first_unsealed = 0;
+    seq->n_facts = seq->first_next = seq->merged_end = 0;
     seq->next_position = 0;
     seq->hold_from = -1;
     seq->strip_live = 0;
@@ -73,11 +74,6 @@ kvc_status kvc_seq_create(kvc_cache *cache, kvc_seq *out)
     start(cache, seq);
     *out = handle_of(cache, seq);
     return KVC_OK;
-}
-
-static kvc_token *fact_page(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t i)
-{
-    return cache->facts + (size_t)seq->facts[i] * KVC_PAGE_TOKENS;
 }
 
 struct kvc_column *kvc_seq_open_slot(const kvc_cache *cache, const struct kvc_sequence *seq,
@@ -151,17 +147,13 @@ kvc_status kvc_seq_fork(kvc_cache *cache, kvc_seq src, kvc_seq *out)
     const struct kvc_column *open = kvc_seq_open_slot(cache, from, from->first_unsealed);
     /* The reserve of class 0 covers the open pages of every sequence. */
     KVC_CHECK(to && from->n_slots <= cache->n_free_columns &&
-                  kvc_fact_pages(from->n_tokens) <= cache->n_free_facts &&
-                  cache->n_tokens + from->n_tokens <= cache->params.max_tokens &&
+                  kvc_fact_pages(from->n_facts) <= cache->n_free_facts &&
+                  cache->n_facts + from->n_facts <= cache->params.max_tokens &&
                   (!open || cache->n_pairs <= cache->classes[0].n_free),
               KVC_E_FULL);
 
     start(cache, to);
-    for (int32_t i = 0; i < kvc_fact_pages(from->n_tokens); i++) {
-        to->facts[i] = cache->free_facts[--cache->n_free_facts];
-        const size_t n = (size_t)kvc_min32(from->n_tokens - i * KVC_PAGE_TOKENS, KVC_PAGE_TOKENS);
-        memcpy(fact_page(cache, to, i), fact_page(cache, from, i), n * sizeof(kvc_token));
-    }
+    kvc_facts_copy(cache, from, to);
     for (int32_t i = 0; i < from->n_slots; i++) {
         const struct kvc_column *column = kvc_slot(cache, from, i);
         to->slots[i] = cache->free_columns[--cache->n_free_columns];
@@ -172,6 +164,7 @@ kvc_status kvc_seq_fork(kvc_cache *cache, kvc_seq src, kvc_seq *out)
     to->first_unsealed = from->first_unsealed;
     to->n_tokens = from->n_tokens;
     to->next_position = from->next_position;
+    to->merged_end = from->merged_end;
     to->hold_from = from->hold_from;
     to->strip_live = from->strip_live;
     memcpy(to->appended, from->appended, (size_t)cache->params.n_layers * sizeof(*to->appended));
@@ -215,33 +208,60 @@ void kvc_seq_drop_empty_slots(kvc_cache *cache, struct kvc_sequence *seq)
     seq->n_slots = n;
 }
 
+uint64_t kvc_rows_range(const int32_t *ordinals, int32_t start, int32_t n_rows, int64_t first,
+                        int64_t last)
+{
+    int32_t low = 0, high;
+
+    if (!ordinals)
+        return kvc_bits(first - start, last - start) & kvc_bits(0, n_rows);
+    while (low < n_rows && ordinals[low] < first)
+        low++;
+    for (high = low; high < n_rows && ordinals[high] < last; high++) {
+    }
+    return kvc_bits(low, high);
+}
+
 uint64_t kvc_entry_range(const kvc_cache *cache, const struct kvc_column *column, int32_t pair,
                          int64_t first, int64_t last)
 {
     const struct kvc_entry *e = &column->entries[pair];
     const int32_t *ordinals = e->page >= 0 ? kvc_page_ordinals(cache, e->page) : NULL;
-    int64_t low = 0, high = 0;
-
-    if (!ordinals)
-        return kvc_bits(first - column->first, last - column->first) & kvc_bits(0, e->n_rows);
-    while (low < e->n_rows && ordinals[low] < first)
-        low++;
-    for (high = low; high < e->n_rows && ordinals[high] < last; high++) {
-    }
-    return kvc_bits(low, high);
+    return kvc_rows_range(ordinals, column->first, e->n_rows, first, last);
 }
 
-/* The largest coordinate of the first n tokens, plus one: facts are kept for all announced tokens.
- */
-static int64_t position_after(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t n)
+/* Whether a range holds some members of a group of merged tokens and not others; taken from the
+ * first and last member, so a range between two members counts too. */
+static bool cuts_group(const kvc_cache *cache, const struct kvc_entry *e, int64_t first,
+                       int64_t last)
 {
-    int64_t next = 0;
-    for (int32_t i = 0; i < n; i++) {
-        const kvc_token *t = &fact_page(cache, seq, i / KVC_PAGE_TOKENS)[i % KVC_PAGE_TOKENS];
-        const int32_t yx = t->y > t->x ? t->y : t->x, most = t->t > yx ? t->t : yx;
-        next = most + INT64_C(1) > next ? most + INT64_C(1) : next;
+    const struct kvc_groups *groups = kvc_page_groups(cache, e->page);
+    const int32_t *ordinals = kvc_page_ordinals(cache, e->page);
+    for (uint64_t left = groups ? e->live : 0; left; left &= left - 1) {
+        const int r = __builtin_ctzll(left);
+        const int64_t begin = ordinals[r] - groups->before[r];
+        const int64_t end = ordinals[r] + INT64_C(1) + groups->after[r];
+        const bool apart = last <= begin || first >= end;
+        const bool whole = first <= begin && last >= end;
+        if (!apart && !whole)
+            return true;
     }
-    return next;
+    return false;
+}
+
+static bool cuts_groups(const kvc_cache *cache, const struct kvc_sequence *seq, int64_t first,
+                        int64_t last)
+{
+    if (first >= seq->merged_end || first >= last)
+        return false;
+    for (int32_t i = 0; i < seq->n_slots; i++) {
+        const struct kvc_column *column = kvc_slot(cache, seq, i);
+        for (int32_t pair = 0; pair < cache->n_pairs; pair++)
+            if (column->entries[pair].page >= 0 &&
+                cuts_group(cache, &column->entries[pair], first, last))
+                return true;
+    }
+    return false;
 }
 
 /* Forgets the scores of the rows from n_rows on; of a page's sum only with the last row. */
@@ -283,14 +303,14 @@ kvc_status kvc_seq_truncate(kvc_cache *cache, kvc_seq seq, int64_t n_tokens)
     const int32_t n = (int32_t)n_tokens;
     if (n == s->n_tokens)
         return KVC_OK;
+    KVC_CHECK(!cuts_groups(cache, s, n, s->n_tokens), KVC_E_ARG);
 
     while (s->n_slots > 0 && kvc_slot(cache, s, s->n_slots - 1)->first >= n)
         free_slot(cache, s, --s->n_slots);
     s->first_unsealed = kvc_min32(s->first_unsealed, s->n_slots);
     for (int32_t i = 0; i < s->n_slots; i++)
         cut_slot(cache, s, i, n);
-    for (int32_t i = kvc_fact_pages(n); i < kvc_fact_pages(s->n_tokens); i++)
-        cache->free_facts[cache->n_free_facts++] = s->facts[i];
+    kvc_facts_cut(cache, s, n);
     s->strip_live &= kvc_bits(0, n);
     for (int32_t l = 0; l < cache->params.n_layers; l++)
         s->appended[l] = kvc_min32(s->appended[l], n);
@@ -298,7 +318,7 @@ kvc_status kvc_seq_truncate(kvc_cache *cache, kvc_seq seq, int64_t n_tokens)
         s->hold_from = n;
     cache->n_tokens -= s->n_tokens - n;
     s->n_tokens = n;
-    s->next_position = position_after(cache, s, n);
+    s->merged_end = kvc_min32(s->merged_end, n);
     cut_probes(cache, s, n);
     kvc_seq_drop_empty_slots(cache, s);
     return KVC_OK;
@@ -309,6 +329,7 @@ kvc_status kvc_seq_remove(kvc_cache *cache, kvc_seq seq, int64_t first, int64_t 
     struct kvc_sequence *s = kvc_seq_find(cache, seq);
     KVC_CHECK(s && kvc_seq_complete(cache, s), KVC_E_ARG);
     KVC_CHECK(first >= 0 && first <= last && last <= s->n_tokens, KVC_E_ARG);
+    KVC_CHECK(!cuts_groups(cache, s, first, last), KVC_E_ARG);
 
     s->strip_live &= ~kvc_bits(first, last);
     for (int32_t i = 0; i < s->n_slots; i++) {

@@ -14,11 +14,13 @@
 #include "kvc/cache.h"
 
 enum {
-    KVC_N_TAGS = 35,            /* precisions: 7 of K times 5 of V */
-    KVC_N_LAYOUTS = 2 * 35 + 2, /* each as sealed and as compacted; the open page; the strip */
-    KVC_LAYOUT_OPEN = 70,
-    KVC_LAYOUT_STRIP = 71,
-    KVC_N_CLASSES = 71, /* sizes of pages; class 0 is the open page's alone */
+    KVC_N_TAGS = 35,     /* precisions: 7 of K times 5 of V; the layouts of whole pages */
+    KVC_MOVED = 35,      /* added to a tag: a page of moved rows, with their ordinals */
+    KVC_MERGED = 2 * 35, /* the same with groups of merged tokens */
+    KVC_LAYOUT_OPEN = 105,
+    KVC_LAYOUT_STRIP = 106,
+    KVC_N_LAYOUTS = 107,
+    KVC_N_CLASSES = 106, /* sizes of pages; class 0 is the open page's alone */
     KVC_SLAB_OPEN_PAGES = 16,
     KVC_LANES = 64 /* tasks at a time: each has its own scratch */
 };
@@ -56,8 +58,25 @@ struct kvc_entry {
     uint8_t n_rows;
 };
 
+/* What a page knows of rows that stand for several tokens; rows of one token have bias 0, size 1.
+ * Part of the page: immutable, and shared by forks. */
+struct kvc_groups {
+    float bias[KVC_PAGE_ROWS];
+    uint16_t before[KVC_PAGE_ROWS]; /* ordinal of the row less that of its first member */
+    uint16_t after[KVC_PAGE_ROWS];  /* ordinal of its last member less that of the row */
+    uint8_t size[KVC_PAGE_ROWS];    /* tokens; saturates */
+};
+
+/* The facts of a token that a sequence still knows. */
+struct kvc_fact {
+    int32_t t, y, x, image, row, col;
+    int32_t ordinal;
+    int32_t next; /* position after it and the forgotten tokens behind it */
+    uint8_t kind, flags;
+};
+
 struct kvc_column {
-    int32_t first; /* ordinal */
+    int32_t first; /* ordinal, not above any in its pages */
     int32_t n;     /* tokens announced */
     int32_t end;   /* no entry holds this ordinal or a later one */
     struct kvc_entry entries[];
@@ -68,6 +87,9 @@ struct kvc_sequence {
     bool alive;
     int32_t n_tokens;
     int32_t n_slots, first_unsealed;
+    int32_t n_facts;    /* tokens in its table, ascending */
+    int32_t first_next; /* position after the tokens that were forgotten before the first fact */
+    int32_t merged_end; /* no group of merged tokens has a member from this ordinal on */
     int64_t next_position;
     int64_t hold_from;   /* -1: no hold */
     uint64_t strip_live; /* sinks not removed */
@@ -93,6 +115,7 @@ struct kvc_cache {
     int32_t n_pairs;  /* layers x KV heads */
     int32_t group;    /* query heads a KV head */
     int64_t n_tokens; /* over all sequences */
+    int64_t n_facts;  /* the same of those in the token tables */
     struct kvc_page_layout layouts[KVC_N_LAYOUTS];
     uint8_t *tags;     /* [n_pairs] precision of each layer and head */
     uint8_t *class_of; /* [KVC_N_LAYOUTS] */
@@ -111,7 +134,7 @@ struct kvc_cache {
     size_t column_bytes, score_bytes; /* score_bytes of an entry: 0, 4 or 256 */
     int32_t n_columns, n_free_columns, *free_columns;
     int32_t max_slots, max_fact_pages; /* of one sequence */
-    kvc_token *facts;
+    struct kvc_fact *facts;
     int32_t n_fact_pages, n_free_facts, *free_facts;
     struct kvc_sequence *sequences;
     char *strips;
@@ -131,8 +154,11 @@ struct kvc_cache {
 
 /* ---- pages.c ---- */
 
-/* All slabs free but those that class 0 keeps for reserved_pages; classes from the precisions. */
+/* All slabs free but those that class 0 keeps for reserved_pages. */
 void kvc_pages_init(kvc_cache *cache, size_t reserved_pages);
+
+/* The class of a layout's pages, which share a size. */
+int32_t kvc_page_class(kvc_cache *cache, int32_t layout);
 
 /* Whether need[class] more pages of every sealed class fit, all together. */
 bool kvc_pages_fit(const kvc_cache *cache, const int32_t *need);
@@ -173,12 +199,6 @@ struct kvc_column *kvc_seq_open_slot(const kvc_cache *cache, const struct kvc_se
 
 /* A new F16 page with the rows of another. */
 int32_t kvc_page_copy(kvc_cache *cache, int32_t page, uint32_t n_rows);
-
-/* Pages of the token table that n tokens take. */
-static inline int32_t kvc_fact_pages(int32_t n_tokens)
-{
-    return (n_tokens + KVC_PAGE_TOKENS - 1) / KVC_PAGE_TOKENS;
-}
 
 /* Releases the page of an entry and empties it. */
 void kvc_entry_clear(kvc_cache *cache, struct kvc_entry *e);
@@ -236,6 +256,15 @@ static inline int32_t kvc_min32(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
+/* The groups of a page, or NULL where each row is one token. */
+static inline struct kvc_groups *kvc_page_groups(const kvc_cache *cache, int32_t page)
+{
+    const struct kvc_page_layout *layout = kvc_page_layout_of(cache, page);
+    if (!layout->groups)
+        return NULL;
+    return (struct kvc_groups *)(void *)(kvc_page_data(cache, page) + layout->groups);
+}
+
 /* The ordinals of the rows of a page, or NULL where they are consecutive. */
 static inline const int32_t *kvc_page_ordinals(const kvc_cache *cache, int32_t page)
 {
@@ -255,9 +284,48 @@ static inline uint64_t kvc_bits(int64_t first, int64_t last)
     return (last == 64 ? 0 : UINT64_C(1) << last) - (UINT64_C(1) << first);
 }
 
+/* Bits of the first n_rows rows of a page whose ordinals lie in first ... last - 1; they begin at
+ * `start` where ordinals is NULL. */
+uint64_t kvc_rows_range(const int32_t *ordinals, int32_t start, int32_t n_rows, int64_t first,
+                        int64_t last);
+
 /* Bits of the rows of an entry whose ordinals lie in first ... last - 1, live or not. */
 uint64_t kvc_entry_range(const kvc_cache *cache, const struct kvc_column *column, int32_t pair,
                          int64_t first, int64_t last);
+
+/* ---- facts.c ---- */
+
+/* Pages of the token table that n tokens take. */
+static inline int32_t kvc_fact_pages(int32_t n_facts)
+{
+    return (n_facts + KVC_PAGE_TOKENS - 1) / KVC_PAGE_TOKENS;
+}
+
+static inline struct kvc_fact *kvc_fact(const kvc_cache *cache, const struct kvc_sequence *seq,
+                                        int32_t i)
+{
+    return cache->facts + (size_t)seq->facts[i / KVC_PAGE_TOKENS] * KVC_PAGE_TOKENS +
+           i % KVC_PAGE_TOKENS;
+}
+
+/* Whether n more tokens fit the tables. */
+bool kvc_facts_fit(const kvc_cache *cache, const struct kvc_sequence *seq, int64_t n);
+
+/* Adds the facts of the next token and moves the next position on. */
+void kvc_facts_put(kvc_cache *cache, struct kvc_sequence *seq, int32_t ordinal,
+                   const kvc_token *token);
+
+/* The place of the first fact whose ordinal is not below this one. */
+int32_t kvc_facts_find(const kvc_cache *cache, const struct kvc_sequence *seq, int64_t ordinal);
+
+/* Forgets the tokens from an ordinal on, and sets the next position. */
+void kvc_facts_cut(kvc_cache *cache, struct kvc_sequence *seq, int64_t n_tokens);
+
+/* Copies the table; the caller knows that it fits. */
+void kvc_facts_copy(kvc_cache *cache, const struct kvc_sequence *src, struct kvc_sequence *dst);
+
+/* Forgets the tokens whose bit is not set; the position after them stays known. */
+void kvc_facts_keep(kvc_cache *cache, struct kvc_sequence *seq, const uint64_t *keep);
 
 /* ---- seal.c ---- */
 
@@ -266,6 +334,25 @@ int32_t kvc_seal_end(const kvc_cache *cache, const struct kvc_sequence *seq, boo
 
 /* Seals slots first_unsealed ... end - 1, or KVC_E_FULL with nothing changed. */
 kvc_status kvc_seal_slots(kvc_cache *cache, struct kvc_sequence *seq, int32_t end);
+
+/* ---- compact.c ---- */
+
+/* Moves rows together in every layer and head; returns the pages that became free. */
+int64_t kvc_compact(kvc_cache *cache, struct kvc_sequence *seq);
+
+/* Whether rows of pages of a tag can move alone: their parameters are a row's own. */
+static inline bool kvc_rows_move(const kvc_cache *cache, int32_t tag)
+{
+    const struct kvc_page_layout *layout = &cache->layouts[tag];
+    return (layout->k_format == KVC_F16 || layout->k_scale == KVC_SCALE_TOKEN) &&
+           (layout->v_format == KVC_F16 || layout->v_scale == KVC_SCALE_TOKEN);
+}
+
+/* The precision of a sealed page. */
+static inline int32_t kvc_page_tag(const kvc_cache *cache, int32_t page)
+{
+    return cache->pages[page].layout % KVC_N_TAGS;
+}
 
 /* ---- attend.c ---- */
 

@@ -28,18 +28,6 @@ static kvc_token text_token(int64_t position)
     return (kvc_token){.t = p, .y = p, .x = p, .image = -1, .row = -1, .col = -1};
 }
 
-static void put_fact(kvc_cache *cache, struct kvc_sequence *seq, int32_t ordinal, kvc_token token)
-{
-    const int32_t page = ordinal / KVC_PAGE_TOKENS;
-    if (ordinal % KVC_PAGE_TOKENS == 0)
-        seq->facts[page] = cache->free_facts[--cache->n_free_facts];
-    cache->facts[(size_t)seq->facts[page] * KVC_PAGE_TOKENS + (size_t)ordinal % KVC_PAGE_TOKENS] =
-        token;
-    const int32_t yx = token.y > token.x ? token.y : token.x;
-    const int64_t after = (token.t > yx ? token.t : yx) + INT64_C(1);
-    seq->next_position = after > seq->next_position ? after : seq->next_position;
-}
-
 /* Slots that n more tokens open, given the ordinal where the first of them would begin. */
 static int32_t new_slots(const kvc_cache *cache, int64_t begin, int64_t end)
 {
@@ -60,9 +48,8 @@ static bool tables_fit(const kvc_cache *cache, const struct kvc_sequence *seq, i
     if (column)
         begin = kvc_next_border(cache, column->first);
     const int32_t n_new = new_slots(cache, begin, end);
-    return cache->n_tokens + n <= p->max_tokens && end <= p->max_sequence_tokens &&
-           kvc_fact_pages((int32_t)end) - kvc_fact_pages(seq->n_tokens) <= cache->n_free_facts &&
-           n_new <= cache->n_free_columns && seq->n_slots + n_new <= cache->max_slots &&
+    return kvc_facts_fit(cache, seq, n) && end <= INT32_MAX / 2 && n_new <= cache->n_free_columns &&
+           seq->n_slots + n_new <= cache->max_slots &&
            (seq->hold_from < 0 || end - seq->hold_from <= p->max_hold_tokens);
 }
 
@@ -103,8 +90,10 @@ kvc_status kvc_tokens_add(kvc_cache *cache, kvc_seq seq, const kvc_token *tokens
     KVC_TRY(kvc_seal_slots(cache, s, sealed));
 
     const int32_t end = s->n_tokens + (int32_t)n;
-    for (int32_t i = s->n_tokens; i < end; i++)
-        put_fact(cache, s, i, tokens ? tokens[i - s->n_tokens] : text_token(s->next_position));
+    for (int32_t i = s->n_tokens; i < end; i++) {
+        const kvc_token text = text_token(s->next_position);
+        kvc_facts_put(cache, s, i, tokens ? &tokens[i - s->n_tokens] : &text);
+    }
     struct kvc_column *column = kvc_seq_open_slot(cache, s, s->first_unsealed);
     if (column && n > 0)
         own_pages(cache, column);

@@ -302,18 +302,18 @@ kvc_dequantize_rows_fn kvc_dequantize_rows_ref, kvc_dequantize_rows_avx2,
 kvc_store_rows_fn kvc_store_rows_ref, kvc_store_rows_avx2, kvc_store_rows_avx512;
 kvc_load_rows_fn kvc_load_rows_ref, kvc_load_rows_avx2, kvc_load_rows_avx512;
 kvc_seal_page_fn kvc_seal_page_ref, kvc_seal_page_avx2, kvc_seal_page_avx512;
-kvc_read_page_fn kvc_read_page_ref;
+kvc_read_page_fn kvc_read_page_ref, kvc_read_page_avx2, kvc_read_page_avx512;
 kvc_move_rows_fn kvc_move_rows_ref;
 kvc_clear_page_fn kvc_clear_page_ref;
 kvc_attend_pages_fn kvc_attend_pages_ref, kvc_attend_pages_avx2, kvc_attend_pages_avx512;
 kvc_mass_pages_fn kvc_mass_pages_ref, kvc_mass_pages_avx2, kvc_mass_pages_avx512;
 kvc_merge_parts_fn kvc_merge_parts_ref, kvc_merge_parts_avx2, kvc_merge_parts_avx512;
 kvc_finish_rows_fn kvc_finish_rows_ref, kvc_finish_rows_avx2, kvc_finish_rows_avx512;
-kvc_dot_rows_fn kvc_dot_rows_ref;
-kvc_lse_block_fn kvc_lse_block_ref;
-kvc_mass_block_fn kvc_mass_block_ref;
-kvc_mix_rows_fn kvc_mix_rows_ref;
-kvc_rotate_rows_fn kvc_rotate_rows_ref;
+kvc_dot_rows_fn kvc_dot_rows_ref, kvc_dot_rows_avx2, kvc_dot_rows_avx512;
+kvc_lse_block_fn kvc_lse_block_ref, kvc_lse_block_avx2, kvc_lse_block_avx512;
+kvc_mass_block_fn kvc_mass_block_ref, kvc_mass_block_avx2, kvc_mass_block_avx512;
+kvc_mix_rows_fn kvc_mix_rows_ref, kvc_mix_rows_avx2, kvc_mix_rows_avx512;
+kvc_rotate_rows_fn kvc_rotate_rows_ref, kvc_rotate_rows_avx2, kvc_rotate_rows_avx512;
 kvc_gather_rows_fn kvc_gather_rows_ref;
 
 /* Tables this machine can run, best first, NULL-terminated. */

@@ -28,6 +28,7 @@ struct kvc_page_layout {
     uint32_t v_codes, k_params, v_params; /* offsets in bytes; K codes begin at 0 */
     uint32_t
         ordinals; /* offset of int32 [64], the token of each row; 0: rows are consecutive tokens */
+    uint32_t groups;  /* offset of struct kvc_groups (cache/state.h); 0: no row was merged */
     uint32_t n_bytes; /* a multiple of 128 */
 };
 

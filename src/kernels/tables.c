@@ -37,19 +37,19 @@ const struct kvc_kernels kvc_kernels_avx2 = {
     .store_rows = kvc_store_rows_avx2,
     .load_rows = kvc_load_rows_avx2,
     .seal_page = kvc_seal_page_avx2,
-    .read_page = kvc_read_page_ref,   /* inspection, not a hot path */
+    .read_page = kvc_read_page_avx2,
     .move_rows = kvc_move_rows_ref,   /* compaction, once a removal; bound by page copies */
     .clear_page = kvc_clear_page_ref, /* memset */
     .attend_pages = kvc_attend_pages_avx2,
     .mass_pages = kvc_mass_pages_avx2,
     .merge_parts = kvc_merge_parts_avx2,
     .finish_rows = kvc_finish_rows_avx2,
-    .dot_rows = kvc_dot_rows_ref,
-    .lse_block = kvc_lse_block_ref,
-    .mass_block = kvc_mass_block_ref,
-    .mix_rows = kvc_mix_rows_ref,
-    .rotate_rows = kvc_rotate_rows_ref,
-    .gather_rows = kvc_gather_rows_ref,
+    .dot_rows = kvc_dot_rows_avx2,
+    .lse_block = kvc_lse_block_avx2,
+    .mass_block = kvc_mass_block_avx2,
+    .mix_rows = kvc_mix_rows_avx2,
+    .rotate_rows = kvc_rotate_rows_avx2,
+    .gather_rows = kvc_gather_rows_ref, /* bound by memory */
 };
 
 const struct kvc_kernels kvc_kernels_avx512 = {
@@ -62,19 +62,19 @@ const struct kvc_kernels kvc_kernels_avx512 = {
     .store_rows = kvc_store_rows_avx512,
     .load_rows = kvc_load_rows_avx512,
     .seal_page = kvc_seal_page_avx512,
-    .read_page = kvc_read_page_ref,   /* inspection, not a hot path */
+    .read_page = kvc_read_page_avx512,
     .move_rows = kvc_move_rows_ref,   /* compaction, once a removal; bound by page copies */
     .clear_page = kvc_clear_page_ref, /* memset */
     .attend_pages = kvc_attend_pages_avx512,
     .mass_pages = kvc_mass_pages_avx512,
     .merge_parts = kvc_merge_parts_avx512,
     .finish_rows = kvc_finish_rows_avx512,
-    .dot_rows = kvc_dot_rows_ref,
-    .lse_block = kvc_lse_block_ref,
-    .mass_block = kvc_mass_block_ref,
-    .mix_rows = kvc_mix_rows_ref,
-    .rotate_rows = kvc_rotate_rows_ref,
-    .gather_rows = kvc_gather_rows_ref,
+    .dot_rows = kvc_dot_rows_avx512,
+    .lse_block = kvc_lse_block_avx512,
+    .mass_block = kvc_mass_block_avx512,
+    .mix_rows = kvc_mix_rows_avx512,
+    .rotate_rows = kvc_rotate_rows_avx512,
+    .gather_rows = kvc_gather_rows_ref, /* bound by memory */
 };
 #endif
 

@@ -5,6 +5,12 @@
 /* The templates; each uses the words above. */
 #include "quant_tmpl.h"
 
+#include "attend_tmpl.h"
+
 #include "page_tmpl.h"
 
-#include "attend_tmpl.h"
+#include "score_tmpl.h"
+
+#include "merge_tmpl.h"
+
+#include "rope_tmpl.h"

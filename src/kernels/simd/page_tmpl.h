@@ -1,6 +1,7 @@
 /*
- * page_tmpl.h - template of the SIMD kernels that seal pages.
- * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h, and those of quant_tmpl.h.
+ * page_tmpl.h - template of the SIMD kernels that seal and read pages.
+ * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h, and those of quant_tmpl.h and
+ * attend_tmpl.h.
  */
 #include "../page.h"
 
@@ -201,5 +202,170 @@ kvc_status KVC_FN(kvc_seal_page)(const struct kvc_queue *queue, const struct kvc
         make_coders(&v, job->absmax_v, &coders);
         seal_columns(&v, &coders);
     }
+    return KVC_OK;
+}
+
+/* One side (K or V) of a page while it is read. */
+struct read_side {
+    const uint8_t *codes, *params;
+    size_t stride; /* bytes between lines of codes */
+    uint32_t d, d8, first, n_rows;
+    uint8_t format, scale;
+    float *dst;
+    size_t dst_stride;
+};
+
+static inline float row_scale(const struct read_side *side, uint32_t t)
+{
+    float head;
+    if (side->scale == KVC_SCALE_TOKEN)
+        return kvc_param_half(side->params, t);
+    memcpy(&head, side->params, sizeof(head));
+    return head;
+}
+
+/* Codes at a place as the numbers of channels c ... c + n - 1; n is VLEN or 8. */
+V_INLINE vf read_numbers(enum reader reader, const struct read_side *side, const uint8_t *at,
+                         float scale, uint32_t c, size_t n)
+{
+    const uint16_t *scales = (const uint16_t *)(const void *)side->params;
+    const vf codes = read_line(reader, at, 0, n);
+    switch (reader) {
+    case READ_F16: return codes;
+    case READ_INT8_UNSIGNED:
+    case READ_INT4_UNSIGNED:
+        return v_add(v_mul(codes, v_load_half(scales + c, n)),
+                     v_load_half(scales + side->d8 + c, n));
+    default: return v_mul(codes, v_set1(scale));
+    }
+}
+
+/* Channels c ... end - 1 of token t, whose codes begin at a place. */
+V_INLINE void read_row(enum reader reader, const struct read_side *side, const uint8_t *at,
+                       uint32_t bits, uint32_t t, uint32_t c, uint32_t end)
+{
+    const bool by_row = reader == READ_INT8 || reader == READ_INT4;
+    const float scale = by_row ? row_scale(side, t) : 1.0f;
+    float *row = side->dst + (t - side->first) * side->dst_stride;
+    for (; c + VLEN <= end; c += VLEN, at += VLEN * bits / 8)
+        v_store(row + c, read_numbers(reader, side, at, scale, c, VLEN));
+    if (c < end)
+        v_store_n(row + c, read_numbers(reader, side, at, scale, c, lanes_left(c, side->d8)),
+                  end - c);
+}
+
+V_INLINE void read_rows(enum reader reader, uint32_t bits, const struct read_side *side)
+{
+    for (uint32_t t = side->first; t < side->first + side->n_rows; t++)
+        read_row(reader, side, side->codes + t * side->stride, bits, t, 0, side->d);
+}
+
+static inline void read_lines_of_tokens(const struct read_side *side)
+{
+    switch (page_reader(side->format, side->scale, READ_F16)) {
+    case READ_F16: read_rows(READ_F16, 16, side); break;
+    case READ_INT8: read_rows(READ_INT8, 8, side); break;
+    case READ_INT8_UNSIGNED: read_rows(READ_INT8_UNSIGNED, 8, side); break;
+    case READ_INT4: read_rows(READ_INT4, 4, side); break;
+    default: read_rows(READ_INT4_UNSIGNED, 4, side);
+    }
+}
+
+/* A tile of 16 channels as 16 tokens: bytes, for INT4 too, with the bias of INT8. */
+static inline void turn_codes(const struct read_side *side, uint32_t t, uint32_t c,
+                              uint8_t tile[16][16])
+{
+    const int bias = side->scale == KVC_SCALE_CHANNEL ? 0 : KVC_BIAS8_V - KVC_BIAS4;
+    for (uint32_t i = 0; i < 16 && c + i < side->d8; i++) {
+        const uint8_t *line = side->codes + (c + i) * side->stride;
+        b_store(tile[i],
+                side->format == KVC_INT8 ? b_load(line + t, 16)
+                                         : b_unpack_page_nibbles(b_load(line + t / 2, 8), bias),
+                16);
+    }
+    b_transpose16(tile);
+}
+
+static inline void turn_halves(const struct read_side *side, uint32_t t, uint32_t c,
+                               uint16_t tile[16][16])
+{
+    uint16_t part[8][8];
+    for (uint32_t i = 0; i < 16 && c + i < side->d8; i += 8)
+        for (uint32_t j = 0; j < 16; j += 8) {
+            for (uint32_t k = 0; k < 8; k++)
+                memcpy(part[k], side->codes + (c + i + k) * side->stride + 2 * (size_t)(t + j), 16);
+            b_transpose8_u16(part);
+            for (uint32_t k = 0; k < 8; k++)
+                memcpy(&tile[j + k][i], part[k], 16);
+        }
+}
+
+V_INLINE void read_columns(enum reader reader, uint32_t bits, const struct read_side *side)
+{
+    const uint32_t last = side->first + side->n_rows;
+    uint16_t halves[16][16] = {{0}};
+    uint8_t bytes[16][16] = {{0}};
+    for (uint32_t c = 0; c < side->d; c += 16)
+        for (uint32_t t0 = side->first & ~15u; t0 < last; t0 += 16) {
+            if (reader == READ_F16)
+                turn_halves(side, t0, c, halves);
+            else
+                turn_codes(side, t0, c, bytes);
+            for (uint32_t t = t0 < side->first ? side->first : t0; t < last && t < t0 + 16; t++)
+                read_row(reader, side,
+                         reader == READ_F16 ? (const uint8_t *)halves[t - t0] : bytes[t - t0], bits,
+                         t, c, side->d < c + 16 ? side->d : c + 16);
+        }
+}
+
+static inline void read_lines_of_channels(const struct read_side *side)
+{
+    if (side->format == KVC_F16)
+        read_columns(READ_F16, 16, side);
+    else if (side->scale == KVC_SCALE_CHANNEL)
+        read_columns(READ_INT8_UNSIGNED, 8, side);
+    else
+        read_columns(READ_INT8, 8, side);
+}
+
+kvc_status KVC_FN(kvc_read_page)(const struct kvc_queue *queue,
+                                 const struct kvc_page_layout *layout, const uint8_t *page,
+                                 uint32_t first, uint32_t n_rows, float *k, size_t k_stride,
+                                 float *v, size_t v_stride)
+{
+    const struct read_side k_side = {
+        .codes = page,
+        .params = page + layout->k_params,
+        .stride = layout->k_stride,
+        .d = layout->d_k,
+        .d8 = layout->d8_k,
+        .first = first,
+        .n_rows = n_rows,
+        .format = layout->k_format,
+        .scale = layout->k_scale,
+        .dst = k,
+        .dst_stride = k_stride,
+    };
+    const struct read_side v_side = {
+        .codes = page + layout->v_codes,
+        .params = page + layout->v_params,
+        .stride = layout->v_stride,
+        .d = layout->d_v,
+        .d8 = layout->d8_v,
+        .first = first,
+        .n_rows = n_rows,
+        .format = layout->v_format,
+        .scale = layout->v_scale,
+        .dst = v,
+        .dst_stride = v_stride,
+    };
+
+    (void)queue;
+    if (k)
+        read_lines_of_tokens(&k_side);
+    if (v && layout->v_row_major)
+        read_lines_of_tokens(&v_side);
+    else if (v)
+        read_lines_of_channels(&v_side);
     return KVC_OK;
 }

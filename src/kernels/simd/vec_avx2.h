@@ -35,6 +35,9 @@ typedef __m256 vm;
 #define m_or(a, b)        _mm256_or_ps((a), (b))
 #define m_count(m)        ((uint32_t)__builtin_popcount((unsigned)_mm256_movemask_ps(m)))
 
+#define v_swap_pairs(a) _mm256_permute_ps((a), 0xb1) /* lane i is lane i ^ 1 */
+#define v_sub_add(a, b) _mm256_addsub_ps((a), (b))   /* even lanes a - b, odd ones a + b */
+
 #define i_set1(a)       _mm256_set1_epi32(a)
 #define i_add(a, b)     _mm256_add_epi32((a), (b))
 #define i_keep(m, a)    _mm256_and_si256(_mm256_castps_si256(m), (a)) /* others 0 */
@@ -170,6 +173,12 @@ V_INLINE vf v_hadd_all(const vf *a)
     const vf y =
         v_add(_mm256_unpacklo_ps(quads[2], quads[3]), _mm256_unpackhi_ps(quads[2], quads[3]));
     return v_add(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee));
+}
+
+/* Lanes 2 i and 2 i + 1 are lane i. */
+V_INLINE vf v_twice(vf a)
+{
+    return _mm256_permutevar8x32_ps(a, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
 }
 
 /* Lanes 4 i ... 4 i + 3 to p + i * stride. */

@@ -34,6 +34,9 @@ typedef __mmask16 vm;
 #define m_count(m)        ((uint32_t)__builtin_popcount(m))
 #define m_bits(bits)      ((vm)((bits)&0xffffu))
 
+#define v_swap_pairs(a) _mm512_permute_ps((a), 0xb1)
+#define v_sub_add(a, b) _mm512_mask_sub_ps(v_add((a), (b)), 0x5555, (a), (b))
+
 #define i_set1(a)       _mm512_set1_epi32(a)
 #define i_add(a, b)     _mm512_add_epi32((a), (b))
 #define i_keep(m, a)    _mm512_maskz_mov_epi32((m), (a))
@@ -142,6 +145,12 @@ V_INLINE vf v_hadd_all(const vf *a)
     const vf y =
         v_add(_mm512_unpacklo_ps(quads[2], quads[3]), _mm512_unpackhi_ps(quads[2], quads[3]));
     return v_add(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
+}
+
+V_INLINE vf v_twice(vf a)
+{
+    const __m512i from = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return _mm512_permutexvar_ps(from, a);
 }
 
 V_INLINE void v_store_quads(float *p, size_t stride, vf a)

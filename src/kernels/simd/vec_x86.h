@@ -76,6 +76,16 @@ static inline vb b_pack_page_nibbles(vb x)
     return b_pack_nibbles(_mm_shuffle_epi8(x, order));
 }
 
+/* The reverse: unsigned codes plus bias. */
+static inline vb b_unpack_page_nibbles(vb x, int bias)
+{
+    const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    const __m128i pairs = _mm_cvtepu8_epi16(x);
+    const __m128i u =
+        _mm_and_si128(_mm_or_si128(pairs, _mm_slli_epi16(pairs, 4)), _mm_set1_epi8(15));
+    return _mm_shuffle_epi8(_mm_add_epi8(u, _mm_set1_epi8((char)bias)), order);
+}
+
 /* Interleaving the two halves of 2^k rows k times transposes them. */
 static inline void b_transpose16(uint8_t tile[16][16])
 {
