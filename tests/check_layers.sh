@@ -31,11 +31,13 @@ allowed()
     src/kernels/@(ref|simd)/*) [[ $to == src/kernels/+([^/]).h || ${to%/*} == "${from%/*}" ]] ;;
     src/kernels/*) [[ $to == include/kvc/base.h || $to == src/kernels/+([^/]).h ]] ;;
     src/cache/*) [[ $to == @(include/kvc/*|src/@(ctx|arena|check).h|src/kernels/+([^/]).h|src/cache/*) ]] ;;
-    src/*) [[ $to == @(include/kvc/@(base|"$base").h|src/@(ctx|arena|check).h|src/kernels/+([^/]).h) ]] ;;
+    src/*) [[ $to == @(include/kvc/@(base|"${base%%_*}").h|src/"${base%%_*}".h|src/@(ctx|arena|check).h|src/kernels/+([^/]).h) ]] ;;
     cuda/*) [[ $to == @(include/kvc/*|src/@(ctx|check).h|src/kernels/+([^/]).h|cuda/*) ]] ;;
     tests/test_kernels*.c | tests/fuzz/fuzz_quant.c)
         [[ $to == @(include/kvc/*|src/kernels/+([^/]).h|tests/*) ]] ;;
     tests/*) [[ $to == @(include/kvc/*|tests/*|examples/engine/*) ]] ;;
+    examples/@(tools|vision)/*)
+        [[ $to == @(include/kvc/*|examples/engine/*) || ${to%/*} == "${from%/*}" ]] ;;
     examples/*/*) [[ $to == include/kvc/* || ${to%/*} == "${from%/*}" ]] ;;
     examples/*) [[ $to == include/kvc/* ]] ;;
     esac

@@ -38,7 +38,7 @@ for program in "$engine" "$bench"; do
     expect 2 "$program"
     expect 2 "$program" dance
 done
-for command in "$engine generate" "$engine compare" "$bench attend"; do
+for command in "$engine generate" "$engine compare" "$engine long" "$bench attend"; do
     # shellcheck disable=SC2086
     expect 0 $command --help
     # shellcheck disable=SC2086
@@ -63,6 +63,23 @@ json "d['rows'][0]['kl'] == 0 and 0 < d['rows'][1]['kl'] < d['rows'][2]['kl']"
 json "[r['bits_per_element'] for r in d['rows'][:3]] == [16, 8.25, 4.25]"
 json "d['rows'][0]['bytes_per_token'] > d['rows'][1]['bytes_per_token'] > \
 d['rows'][2]['bytes_per_token']"
+
+expect 2 "$engine" long --model "$model" --file "$dir/text.txt" --contexts 300 --bucket 256
+expect 1 "$engine" long --model "$model" --file "$dir/text.txt"
+expect 0 "$engine" long --model "$model" --file "$dir/text.txt" --contexts 128,384 --bucket 128 \
+    --rope none,yarn --rope-factor 4 --kv int8 --json
+json "d['model'].endswith('.gguf') and d['kv'] == 'int8' and d['tokens'] == 384"
+json "all(set(r) == {'rope', 'factor', 'context', 'bucket_start', 'bucket_end', 'ppl'} \
+for r in d['rows'])"
+json "[(r['rope'], r['factor'], r['context'], r['bucket_start']) for r in d['rows']] == \
+[('none', 1, 128, 0), ('yarn', 4, 128, 0)] + \
+[(n, f, 384, at) for n, f in (('none', 1), ('yarn', 4)) for at in (0, 128, 256)]"
+json "all(r['bucket_end'] == r['bucket_start'] + 128 and 1 < r['ppl'] < 1e5 for r in d['rows'])"
+json "d['rows'][0]['ppl'] == d['rows'][2]['ppl'] != d['rows'][5]['ppl']"
+
+expect 1 "$engine" compare --model "$model" --file "$dir/text.txt" --context 9000
+grep -q -- --rope "$dir/err"
+expect 0 "$engine" generate --model "$model" --prompt x --tokens 2 --rope ntk --rope-factor 1.5 --json
 
 expect 0 "$bench" attend --n-kv 256 --heads 4/2 --head-dim 32 --threads 1 --tables ref \
     --seconds 0.01 --json

@@ -299,21 +299,6 @@ static void reads_refuse_wrong_arguments(void **state)
     model_close(&m);
 }
 
-static void later_versions_alone_take_policies_and_maps(void **state)
-{
-    int dummy = 0;
-    struct model_seq *s;
-
-    drive_start(&m, best(state), drive_params(), 0);
-    s = drive_create(&m);
-    assert_int_equal(kvc_cache_compress(m.cache, s->handle, (const kvc_policy *)&dummy, NULL, NULL),
-                     KVC_E_UNSUPPORTED);
-    assert_int_equal(kvc_cache_compress(m.cache, s->handle, NULL, NULL, (kvc_map *)&dummy),
-                     KVC_E_UNSUPPORTED);
-    assert_int_equal(kvc_seq_hold(m.cache, s->handle), KVC_E_ARG); /* max_hold_tokens is 0 */
-    model_close(&m);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -325,7 +310,6 @@ int main(void)
         cmocka_unit_test(replaces_what_no_half_holds),
         cmocka_unit_test(strict_refuses_nonfinite_values),
         cmocka_unit_test(reads_refuse_wrong_arguments),
-        cmocka_unit_test(later_versions_alone_take_policies_and_maps),
     };
 
     return cmocka_run_group_tests(tests, tables_setup, tables_teardown);

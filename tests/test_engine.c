@@ -264,6 +264,65 @@ static void imm_codes_change_the_logits(void **state)
     assert_true(int4 > 3.0f * int8 && int4 < 20.0f);
 }
 
+static float run_rotated(const char *scaling, double factor)
+{
+    const struct reference *ref = &references[0];
+    kvc_cache *cache = make_cache(false);
+    struct failure failure;
+    kvc_rope rope;
+
+    assert_true(rotation_init(&session.model.shape, scaling, factor, &rope, &failure));
+    const struct forward_item item = {.cache = cache,
+                                      .seq = make_seq(cache),
+                                      .tokens = ref->tokens,
+                                      .n = ref->n_tokens,
+                                      .rope = &rope};
+    run(&item, 1);
+    kvc_cache_destroy(cache);
+    return difference(ref);
+}
+
+static void scaled_rotations_change_the_logits(void **state)
+{
+    const float trained = run_reference(&references[0], session.forward, KVC_F16);
+
+    (void)state;
+    assert_true(run_rotated("none", 2.0) == trained);
+    assert_true(run_rotated("ntk", 1.0) == trained);
+    assert_true(run_rotated("yarn", 1.0) == trained);
+    assert_true(run_rotated("ntk", 2.0) > 2.0f * trained);
+    assert_true(run_rotated("yarn", 2.0) > 2.0f * trained);
+}
+
+/* Each item has its own rotation, whatever runs beside it. */
+static void rotations_of_a_batch_do_not_mix(void **state)
+{
+    const struct reference *ref = &references[0];
+    const size_t n_vocab = session.model.shape.n_vocab;
+    struct forward_item items[2];
+    kvc_rope ropes[2];
+    struct failure failure;
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        kvc_cache *cache = make_cache(false);
+        assert_true(
+            rotation_init(&session.model.shape, i ? "yarn" : "none", 2.0, &ropes[i], &failure));
+        items[i] = (struct forward_item){.cache = cache,
+                                         .seq = make_seq(cache),
+                                         .tokens = ref->tokens,
+                                         .n = ref->n_tokens,
+                                         .n_skip = ref->n_tokens - 1,
+                                         .rope = &ropes[i]};
+    }
+    run(items, 2);
+    assert_true(largest_difference(logits, logits + n_vocab, n_vocab) > 0.1f);
+    for (size_t i = 0; i < N_EVERY; i++)
+        assert_true(fabsf(logits[i * STRIDE] - ref->every[i]) <= F16_TOLERANCE);
+    for (size_t i = 0; i < 2; i++)
+        kvc_cache_destroy(items[i].cache);
+}
+
 static void refuses_what_is_no_token_or_too_much(void **state)
 {
     kvc_cache *cache = make_cache(false);
@@ -410,18 +469,67 @@ static void arguments_are_checked(void **state)
     assert_string_equal(text, "--n");
 }
 
+static void lists_end_where_their_items_do(void **state)
+{
+    const char *list = "f16,,int8-long", *none = NULL;
+    char item[5];
+
+    (void)state;
+    assert_true(args_next_item(&list, item, sizeof(item)));
+    assert_string_equal(item, "f16");
+    assert_true(args_next_item(&list, item, sizeof(item)));
+    assert_string_equal(item, "");
+    assert_true(args_next_item(&list, item, sizeof(item)));
+    assert_string_equal(item, "int8");
+    assert_false(args_next_item(&list, item, sizeof(item)));
+    assert_false(args_next_item(&none, item, sizeof(item)));
+}
+
+/* The fastest pair stays, the slowest turns by the factor less. */
+static void scalings_stretch_the_context(void **state)
+{
+    const struct model_shape shape = {.n_rot = 64, .n_context = 8192, .rope_base = 100000.0};
+    static const char *const names[] = {"ntk", "yarn"};
+    double trained[32], scaled[32], magnitude;
+    struct failure failure;
+    kvc_rope rope;
+
+    (void)state;
+    assert_true(rotation_init(&shape, "none", 2.0, &rope, &failure));
+    assert_int_equal(kvc_rope_frequencies(&rope, NULL, trained, NULL), KVC_OK);
+    assert_true(rotation_check_context(&shape, &rope, 8192, &failure));
+    assert_false(rotation_check_context(&shape, &rope, 8193, &failure));
+    for (size_t i = 0; i < 2; i++) {
+        assert_true(rotation_init(&shape, names[i], 2.0, &rope, &failure));
+        assert_int_equal(kvc_rope_frequencies(&rope, NULL, scaled, &magnitude), KVC_OK);
+        assert_true(scaled[0] == trained[0]);
+        assert_true(fabs(scaled[31] / trained[31] - 0.5) < 1e-12);
+        assert_true(fabs(magnitude - (i ? 1.0 + 0.1 * log(2.0) : 1.0)) < 1e-12);
+        assert_true(rotation_check_context(&shape, &rope, 16384, &failure));
+        assert_false(rotation_check_context(&shape, &rope, 16385, &failure));
+    }
+    assert_false(rotation_init(&shape, "linear", 2.0, &rope, &failure));
+    assert_false(rotation_init(&shape, "ntk", 0.5, &rope, &failure));
+}
+
 static void commands_tell_wrong_usage_from_failure(void **state)
 {
     char *none[] = {NULL};
     char *bad_list[] = {"--model", "m", "--file", "f", "--kv", "f16,int5"};
     char *no_file[] = {"--model", "/nonexistent", "--file", "f"};
     char *no_model[] = {"--model", "/nonexistent", "--prompt", "p"};
+    char *bad_contexts[] = {"--model", "m", "--file", "f", "--contexts", "8192,1000"};
+    char *bad_rope[] = {"--model", "m", "--file", "f", "--rope", "none,linear"};
     char *bad_seed[] = {"--model", "m", "--prompt", "p", "--top-p", "0"};
 
     (void)state;
     assert_int_equal(generate_command(0, none), EXIT_USAGE);
     assert_int_equal(compare_command(0, none), EXIT_USAGE);
     assert_int_equal(compare_command(6, bad_list), EXIT_USAGE);
+    assert_int_equal(long_command(0, none), EXIT_USAGE);
+    assert_int_equal(long_command(6, bad_contexts), EXIT_USAGE);
+    assert_int_equal(long_command(6, bad_rope), EXIT_USAGE);
+    assert_int_equal(long_command(4, no_file), EXIT_FAILED);
     assert_int_equal(generate_command(6, bad_seed), EXIT_USAGE);
     assert_int_equal(compare_command(4, no_file), EXIT_FAILED);
     assert_int_equal(generate_command(4, no_model), EXIT_FAILED);
@@ -435,6 +543,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(top_p_keeps_only_the_best),
         cmocka_unit_test(greedy_takes_the_lowest_of_equals),
         cmocka_unit_test(arguments_are_checked),
+        cmocka_unit_test(lists_end_where_their_items_do),
+        cmocka_unit_test(scalings_stretch_the_context),
         cmocka_unit_test(commands_tell_wrong_usage_from_failure),
     };
     const struct CMUnitTest with_model[] = {
@@ -444,6 +554,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(tokens_one_by_one_give_the_same_logits),
         cmocka_unit_test(a_batch_gives_what_each_item_gives_alone),
         cmocka_unit_test(imm_codes_change_the_logits),
+        cmocka_unit_test(scaled_rotations_change_the_logits),
+        cmocka_unit_test(rotations_of_a_batch_do_not_mix),
         cmocka_unit_test(refuses_what_is_no_token_or_too_much),
     };
 

@@ -97,6 +97,16 @@ bool args_parse(const struct arg *args, size_t n_args, int argc, char **argv, bo
     return true;
 }
 
+bool args_next_item(const char **list, char *item, size_t size)
+{
+    if (!*list)
+        return false;
+    const int n = (int)strcspn(*list, ",");
+    snprintf(item, size, "%.*s", n, *list);
+    *list = (*list)[n] ? *list + n + 1 : NULL;
+    return true;
+}
+
 void args_print_help(const struct arg *args, size_t n_args)
 {
     char left[64];

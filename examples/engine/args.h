@@ -25,4 +25,8 @@ bool args_parse(const struct arg *args, size_t n_args, int argc, char **argv, bo
 /* One line an option, on standard output. */
 void args_print_help(const struct arg *args, size_t n_args);
 
+/* Takes the next item of a list "a,b,c" and moves on behind it; false at the end. Longer items are
+ * cut off. */
+bool args_next_item(const char **list, char *item, size_t size);
+
 #endif

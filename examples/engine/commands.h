@@ -7,5 +7,6 @@ enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 int generate_command(int argc, char **argv);
 int compare_command(int argc, char **argv);
+int long_command(int argc, char **argv);
 
 #endif

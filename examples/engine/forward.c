@@ -6,19 +6,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "rotation.h"
 #include "split.h"
 
 struct forward {
     struct forward_params p;
-    size_t n_qkv;     /* floats of a row of qkv */
-    float *x;         /* [max_rows][n_embd] the residual stream */
-    float *norm;      /* [max_rows][n_embd] */
-    float *qkv;       /* [max_rows][n_qkv] Q, K, V side by side */
-    float *attn;      /* [max_rows][n_heads * head_dim] */
-    float *gate_up;   /* [max_rows][2 * n_ff] */
-    float *hidden;    /* [max_rows][n_ff] */
-    float *split;     /* Q, K, V and the output in halves, for exact */
-    float *rotation;  /* [max_rows][n_rot] cosine and sine of each pair */
+    kvc_rope rope;          /* as trained */
+    size_t n_qkv;           /* floats of a row of qkv */
+    float *x;               /* [max_rows][n_embd] the residual stream */
+    float *norm;            /* [max_rows][n_embd] */
+    float *qkv;             /* [max_rows][n_qkv] Q, K, V side by side */
+    float *attn;            /* [max_rows][n_heads * head_dim] */
+    float *gate_up;         /* [max_rows][2 * n_ff] */
+    float *hidden;          /* [max_rows][n_ff] */
+    float *split;           /* Q, K, V and the output in halves, for exact */
+    int32_t *positions;     /* [max_rows][3] */
+    float *cosines, *sines; /* [max_rows][n_rot / 2] */
+    void *rope_ws;
+    size_t rope_ws_size;
     uint8_t *codes;   /* of K or V, for imm */
     uint16_t *scales; /* [max_rows][n_kv_heads] halves */
 };
@@ -26,6 +31,11 @@ struct forward {
 static float *floats(size_t rows, size_t cols)
 {
     return calloc(rows * cols + 1, sizeof(float));
+}
+
+static bool check(kvc_status status, const char *what, struct failure *failure)
+{
+    return status == KVC_OK || fail_with(failure, "%s: %s", what, kvc_status_str(status));
 }
 
 bool forward_create(const struct forward_params *params, struct forward **out,
@@ -39,6 +49,11 @@ bool forward_create(const struct forward_params *params, struct forward **out,
     if (!f)
         return fail_with(failure, "out of memory");
     f->p = *params;
+    if (!rotation_init(s, "none", 1.0, &f->rope, failure) ||
+        !check(kvc_rope_workspace_size(&f->rope, &f->rope_ws_size), "rotating", failure)) {
+        free(f);
+        return false;
+    }
     f->n_qkv = (s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
     f->x = floats(rows, s->n_embd);
     f->norm = floats(rows, s->n_embd);
@@ -46,12 +61,15 @@ bool forward_create(const struct forward_params *params, struct forward **out,
     f->attn = floats(rows, s->n_heads * s->head_dim);
     f->gate_up = floats(rows, 2 * s->n_ff);
     f->hidden = floats(rows, s->n_ff);
-    f->rotation = floats(rows, s->n_rot);
+    f->positions = calloc(3 * rows + 1, sizeof(*f->positions));
+    f->cosines = floats(rows, s->n_rot / 2);
+    f->sines = floats(rows, s->n_rot / 2);
+    f->rope_ws = aligned_alloc(64, (f->rope_ws_size + 63) / 64 * 64 + 64);
     f->split = floats(params->exact ? rows : 0, 2 * (f->n_qkv + s->n_heads * s->head_dim));
     f->codes = malloc(rows * s->n_kv_heads * s->head_dim + 1);
     f->scales = malloc((rows * s->n_kv_heads + 2) * sizeof(*f->scales));
-    if (!f->x || !f->norm || !f->qkv || !f->attn || !f->gate_up || !f->hidden || !f->rotation ||
-        !f->split || !f->codes || !f->scales) {
+    if (!f->x || !f->norm || !f->qkv || !f->attn || !f->gate_up || !f->hidden || !f->positions ||
+        !f->cosines || !f->sines || !f->rope_ws || !f->split || !f->codes || !f->scales) {
         forward_destroy(f);
         return fail_with(failure, "out of memory");
     }
@@ -69,7 +87,10 @@ void forward_destroy(struct forward *f)
     free(f->attn);
     free(f->gate_up);
     free(f->hidden);
-    free(f->rotation);
+    free(f->positions);
+    free(f->cosines);
+    free(f->sines);
+    free(f->rope_ws);
     free(f->split);
     free(f->codes);
     free(f->scales);
@@ -174,44 +195,13 @@ static void gate_rows(const struct loop *l, size_t first, size_t last)
     }
 }
 
-/* Rotates the pairs (2i, 2i + 1) of every head of Q and K. */
-static void rotate_rows(const struct loop *l, size_t first, size_t last)
-{
-    const struct model_shape *s = &l->f->p.model->shape;
-
-    for (size_t r = first; r < last; r++) {
-        const float *rotation = l->in + r * s->n_rot;
-        for (size_t h = 0; h < s->n_heads + s->n_kv_heads; h++) {
-            float *x = l->out + r * l->f->n_qkv + h * s->head_dim;
-            for (size_t i = 0; i < s->n_rot; i += 2) {
-                const float a = x[i], b = x[i + 1], c = rotation[i], d = rotation[i + 1];
-                x[i] = a * c - b * d;
-                x[i + 1] = a * d + b * c;
-            }
-        }
-    }
-}
-
-static void set_rotation(const struct model_shape *s, int64_t position, float *rotation)
-{
-    for (size_t i = 0; i < s->n_rot; i += 2) {
-        const double angle = (double)position * pow(s->rope_base, -(double)i / (double)s->n_rot);
-        rotation[i] = (float)cos(angle);
-        rotation[i + 1] = (float)sin(angle);
-    }
-}
-
-static bool check(kvc_status status, const char *what, struct failure *failure)
-{
-    return status == KVC_OK || fail_with(failure, "%s: %s", what, kvc_status_str(status));
-}
-
-/* Announces the tokens and puts their embeddings and rotations into rows from @p row on. */
+/* Announces the tokens and puts their embeddings and angles into rows from @p row on. */
 static bool start_item(struct forward *f, const struct forward_item *item, size_t row,
                        struct failure *failure)
 {
     const struct model *m = f->p.model;
     const size_t n_embd = m->shape.n_embd;
+    const size_t n_pairs = m->shape.n_rot / 2;
     const int64_t position = kvc_seq_next_position(item->cache, item->seq);
 
     for (size_t i = 0; i < item->n; i++) {
@@ -220,9 +210,12 @@ static bool start_item(struct forward *f, const struct forward_item *item, size_
             return fail_with(failure, "token %d is not in the vocabulary", (int)token);
         memcpy(f->x + (row + i) * n_embd, m->embedding + (size_t)token * n_embd,
                n_embd * sizeof(float));
-        set_rotation(&m->shape, position + (int64_t)i, f->rotation + (row + i) * m->shape.n_rot);
+        f->positions[3 * (row + i)] = (int32_t)position + (int32_t)i;
     }
-    return check(kvc_tokens_add(item->cache, item->seq, NULL, item->n), "announcing tokens",
+    return check(kvc_rope_angles(item->rope ? item->rope : &f->rope, f->positions + 3 * row,
+                                 item->n, f->cosines + row * n_pairs, f->sines + row * n_pairs),
+                 "rotating", failure) &&
+           check(kvc_tokens_add(item->cache, item->seq, NULL, item->n), "announcing tokens",
                  failure);
 }
 
@@ -263,6 +256,7 @@ static bool append_and_attend(struct forward *f, const struct forward_item *item
     kvc_attend_options options;
 
     kvc_attend_options_default(item->cache, &options);
+    options.accumulate = true; /* where the cache keeps scores */
     options.scale = 1.0f / sqrtf((float)f->p.model->shape.head_dim);
     return check(kvc_append(item->cache, item->seq, layer, k, v), "appending K and V", failure) &&
            check(kvc_attend(item->cache, item->seq, layer, q, &options, out, NULL), "attention",
@@ -314,12 +308,15 @@ static bool run_layer(struct forward *f, size_t layer, const struct forward_item
 {
     const struct model_shape *s = &f->p.model->shape;
     const struct model_layer *w = &f->p.model->layers[layer];
+    const kvc_view heads = view_of(f, 0, rows, 0, s->n_heads + s->n_kv_heads); /* of Q and K */
     size_t row = 0;
 
     norm(f, f->x, w->attn_norm, rows, f->norm);
     product(f, f->norm, w->qkv, rows, s->n_embd, f->n_qkv, false, f->qkv);
-    run_loop(
-        &(struct loop){.f = f, .body = rotate_rows, .n = rows, .in = f->rotation, .out = f->qkv});
+    if (!check(kvc_rope_rotate(f->p.ctx, &f->rope, f->cosines, f->sines, &heads, f->rope_ws,
+                               f->rope_ws_size),
+               "rotating", failure))
+        return false;
     for (size_t i = 0; i < n_items; row += items[i].n, i++)
         if (!attend_item(f, &items[i], row, (int32_t)layer, failure))
             return false;

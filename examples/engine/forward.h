@@ -3,6 +3,7 @@
 #define ENGINE_FORWARD_H
 
 #include <kvc/kvc.h>
+#include <kvc/rope.h>
 
 #include "model.h"
 
@@ -25,7 +26,8 @@ struct forward_item {
     kvc_seq seq;
     const int32_t *tokens;
     size_t n;
-    size_t n_skip;  /* tokens at the start whose logits are not wanted; n: none are */
+    size_t n_skip;        /* tokens at the start whose logits are not wanted; n: none are */
+    const kvc_rope *rope; /* how to rotate, see rotation.h; NULL: as trained */
     kvc_format imm; /* not KVC_F16: K and V pass through codes with a scale a token and head before
                        the cache */
 };

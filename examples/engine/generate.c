@@ -14,15 +14,16 @@
 enum { PREFILL_TOKENS = 256 };
 
 struct generate_options {
-    const char *model, *prompt, *kv, *scale, *kernels;
+    const char *model, *prompt, *kv, *scale, *rope, *kernels;
     int64_t tokens, threads, recent, sinks, seed;
-    double temp, top_p;
+    double temp, top_p, rope_factor;
     bool chat, json;
 };
 
 struct generation {
     const struct generate_options *o;
     struct session session;
+    kvc_rope rope;
     kvc_cache *cache;
     kvc_seq seq;
     struct sampler *sampler;
@@ -84,10 +85,9 @@ static bool open_generation(struct generation *g)
     const struct model_shape *s = &g->session.model.shape;
     if (g->prompt.n == 0)
         return fail_with(&g->failure, "the prompt is empty");
-    if (g->prompt.n + (size_t)o->tokens > s->n_context)
-        return fail_with(&g->failure,
-                         "%zu tokens of prompt and %lld more pass the model's context of %zu",
-                         g->prompt.n, (long long)o->tokens, s->n_context);
+    if (!rotation_init(s, o->rope, o->rope_factor, &g->rope, &g->failure) ||
+        !rotation_check_context(s, &g->rope, g->prompt.n + (size_t)o->tokens, &g->failure))
+        return false;
     cache.max_tokens = (int32_t)(g->prompt.n + (size_t)o->tokens);
     g->logits = malloc(s->n_vocab * sizeof(float));
     if (!g->logits)
@@ -134,7 +134,8 @@ static bool run_tokens(struct generation *g, const int32_t *tokens, size_t n, bo
                                       .seq = g->seq,
                                       .tokens = tokens,
                                       .n = n,
-                                      .n_skip = want_logits ? n - 1 : n};
+                                      .n_skip = want_logits ? n - 1 : n,
+                                      .rope = &g->rope};
 
     return forward_run(g->session.forward, &item, 1, g->logits, &g->failure);
 }
@@ -229,8 +230,14 @@ static int generate(const struct generate_options *o)
 
 int generate_command(int argc, char **argv)
 {
-    struct generate_options o = {
-        .kv = "int8", .scale = "token", .tokens = 128, .recent = 128, .sinks = 4, .top_p = 1.0};
+    struct generate_options o = {.kv = "int8",
+                                 .scale = "token",
+                                 .rope = "none",
+                                 .rope_factor = 2.0,
+                                 .tokens = 128,
+                                 .recent = 128,
+                                 .sinks = 4,
+                                 .top_p = 1.0};
     const struct arg args[] = {
         {"model", ARG_TEXT, &o.model, "FILE", "GGUF file (required)", 0, 0},
         {"prompt", ARG_TEXT, &o.prompt, "TEXT", "text to continue (required)", 0, 0},
@@ -242,6 +249,9 @@ int generate_command(int argc, char **argv)
          "what shares a scale (token); channel: K only", 0, 0},
         {"recent", ARG_INTEGER, &o.recent, "N", "newest tokens kept exact (128)", 0, 1e6},
         {"sinks", ARG_INTEGER, &o.sinks, "N", "first tokens kept exact (4)", 0, 64},
+        {"rope", ARG_CHOICE, &o.rope, "none|ntk|yarn",
+         "scaling of positions, for long contexts (none)", 0, 0},
+        {"rope-factor", ARG_REAL, &o.rope_factor, "F", "of the scaling (2)", 1, 1024},
         {"temp", ARG_REAL, &o.temp, "T", "temperature; 0 is greedy (0)", 0, 100},
         {"top-p", ARG_REAL, &o.top_p, "P", "draw from the most probable tokens up to P (1)", 1e-6,
          1},

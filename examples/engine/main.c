@@ -12,7 +12,8 @@ static void print_help(void)
            "Run GGUF language models (llama architecture, \"smollm\" tokenizer) on a compressed KV "
            "cache.\n\n"
            "  generate   continue a prompt\n"
-           "  compare    score formats of the cache on a text, side by side\n\n"
+           "  compare    score formats of the cache on a text, side by side\n"
+           "  long       perplexity by position, beyond the trained context\n\n"
            "kvc-engine COMMAND --help lists the options.\n"
            "Exit status: 0 done, 1 failed, 2 wrong usage.\n");
 }
@@ -25,6 +26,8 @@ static int run(int argc, char **argv)
         return generate_command(argc - 2, argv + 2);
     if (strcmp(command, "compare") == 0)
         return compare_command(argc - 2, argv + 2);
+    if (strcmp(command, "long") == 0)
+        return long_command(argc - 2, argv + 2);
     if (strcmp(command, "--help") == 0 || strcmp(command, "-h") == 0) {
         print_help();
         return EXIT_DONE;

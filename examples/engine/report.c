@@ -10,13 +10,13 @@ void report_print_table(const struct report *report)
 {
     printf("%s: %zu tokens in chunks of %zu, second halves scored\n\n", report->model,
            report->tokens, report->context);
-    printf("%-9s %10s %9s %11s %8s %7s %12s %9s %13s\n", "KV", "perplexity", "change %", "mean KL",
-           "top-1 %", "bits", "bytes/token", "fixed KB", "decode tok/s");
+    printf("%-9s %-11s %10s %9s %11s %8s %7s %12s %9s %13s\n", "KV", "policy", "perplexity",
+           "change %", "mean KL", "top-1 %", "bits", "bytes/token", "fixed KB", "decode tok/s");
     for (size_t i = 0; i < report->n_rows; i++) {
         const struct report_row *r = &report->rows[i];
-        printf("%-9s %10.4f %+9.3f %11.3e %8.2f %7.3f %12.0f %9.0f %13.1f\n", r->kv, r->ppl,
-               r->ppl_change_pct, r->kl, 100.0 * r->top1, r->bits_per_element, r->bytes_per_token,
-               r->fixed_bytes / 1024.0, r->decode_tok_s);
+        printf("%-9s %-11s %10.4f %+9.3f %11.3e %8.2f %7.3f %12.0f %9.0f %13.1f\n", r->kv,
+               r->policy, r->ppl, r->ppl_change_pct, r->kl, 100.0 * r->top1, r->bits_per_element,
+               r->bytes_per_token, r->fixed_bytes / 1024.0, r->decode_tok_s);
     }
     printf("\nKL in nats to the first row, on the same tokens. bits: codes with parameters, an "
            "element. "
@@ -24,6 +24,13 @@ void report_print_table(const struct report *report)
            "of it weights.\n");
     if (report->n_rows && strstr(report->rows[report->n_rows - 1].kv, "-imm"))
         printf("-imm: K and V coded and decoded at once; their cache holds the result as F16.\n");
+}
+
+const char *report_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return slash ? slash + 1 : path;
 }
 
 void report_print_string(const char *text, size_t size)
@@ -53,11 +60,59 @@ void report_print_json(const struct report *report)
     printf(",\"context\":%zu,\"tokens\":%zu,\"rows\":[", report->context, report->tokens);
     for (size_t i = 0; i < report->n_rows; i++) {
         const struct report_row *r = &report->rows[i];
-        printf("%s\n{\"kv\":\"%s\",\"ppl\":%.9g,\"ppl_change_pct\":%.9g,\"kl\":%.9g,\"top1\":%.9g,"
+        printf("%s\n{\"kv\":\"%s\",\"policy\":\"%s\",\"ppl\":%.9g,\"ppl_change_pct\":%.9g,\"kl\":%."
+               "9g,\"top1\":%.9g,"
                "\"bits_per_element\":%.9g,\"bytes_per_token\":%.9g,\"fixed_bytes\":%.0f,"
                "\"decode_tok_s\":%.9g}",
-               i ? "," : "", r->kv, r->ppl, r->ppl_change_pct, r->kl, r->top1, r->bits_per_element,
-               r->bytes_per_token, r->fixed_bytes, r->decode_tok_s);
+               i ? "," : "", r->kv, r->policy, r->ppl, r->ppl_change_pct, r->kl, r->top1,
+               r->bits_per_element, r->bytes_per_token, r->fixed_bytes, r->decode_tok_s);
+    }
+    printf("\n]}\n");
+}
+
+/* Rows up to the first beyond the limit, or all; *rate is that of the last within it. */
+static size_t rows_to_limit(const struct report *report, double limit, double *rate)
+{
+    size_t n = 0;
+
+    *rate = 0.0;
+    while (n < report->n_rows && report->rows[n].kl <= limit)
+        *rate = report->rows[n++].rate;
+    return n < report->n_rows ? n + 1 : n;
+}
+
+void report_print_tuning(const struct report *report, double limit)
+{
+    double rate;
+    const size_t n = rows_to_limit(report, limit, &rate);
+
+    printf("%s: %zu tokens in chunks of %zu, second halves scored\n\n", report->model,
+           report->tokens, report->context);
+    printf("%8s %-6s %10s %9s %11s %8s %12s\n", "pruned %", "KV", "perplexity", "change %",
+           "mean KL", "top-1 %", "bytes/token");
+    for (size_t i = 0; i < n; i++) {
+        const struct report_row *r = &report->rows[i];
+        printf("%8.0f %-6s %10.4f %+9.3f %11.3e %8.2f %12.0f\n", 100.0 * r->rate, r->kv, r->ppl,
+               r->ppl_change_pct, r->kl, 100.0 * r->top1, r->bytes_per_token);
+    }
+    printf("\nUp to %.0f %% the mean KL stays within %g nats.\n", 100.0 * rate, limit);
+}
+
+void report_print_tuning_json(const struct report *report, double limit)
+{
+    double rate;
+    const size_t n = rows_to_limit(report, limit, &rate);
+
+    printf("{\"model\":");
+    report_print_string(report->model, strlen(report->model));
+    printf(",\"context\":%zu,\"tokens\":%zu,\"limit\":%.9g,\"rate\":%.9g,\"rows\":[",
+           report->context, report->tokens, limit, rate);
+    for (size_t i = 0; i < n; i++) {
+        const struct report_row *r = &report->rows[i];
+        printf("%s\n{\"rate\":%.9g,\"kv\":\"%s\",\"ppl\":%.9g,\"ppl_change_pct\":%.9g,"
+               "\"kl\":%.9g,\"top1\":%.9g,\"bytes_per_token\":%.9g}",
+               i ? "," : "", r->rate, r->kv, r->ppl, r->ppl_change_pct, r->kl, r->top1,
+               r->bytes_per_token);
     }
     printf("\n]}\n");
 }

@@ -6,7 +6,8 @@
 #include <stddef.h>
 
 struct report_row {
-    const char *kv;
+    const char *kv, *policy;
+    double rate;                /* share of the rows that is pruned; of a tuning */
     double ppl, ppl_change_pct; /* against the first row */
     double kl;                  /* mean, nats a position */
     double top1;                /* agreement with the first row, 0..1 */
@@ -25,6 +26,13 @@ struct report {
 
 void report_print_table(const struct report *report);
 void report_print_json(const struct report *report);
+
+/* Rates of pruning up to the first whose KL is above the limit. */
+void report_print_tuning(const struct report *report, double limit);
+void report_print_tuning_json(const struct report *report, double limit);
+
+/* The name of a file without its folder. */
+const char *report_name(const char *path);
 
 /* A JSON string; bytes that are no UTF-8 become U+FFFD. */
 void report_print_string(const char *text, size_t size);

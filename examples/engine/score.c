@@ -44,3 +44,8 @@ void score_add(struct score *score, const struct position_score *position)
     score->n++;
     score->n_agree += position->agrees;
 }
+
+double score_perplexity(const struct score *score)
+{
+    return exp(score->nll / (double)score->n);
+}

@@ -30,4 +30,6 @@ void score_position(const float *const *rows, size_t n_rows, size_t n_vocab, int
 
 void score_add(struct score *score, const struct position_score *position);
 
+double score_perplexity(const struct score *score);
+
 #endif

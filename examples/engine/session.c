@@ -1,4 +1,4 @@
-/* What both commands need: model, tokenizer, threads, and caches of the model's shape. */
+/* What the commands need: model, tokenizer, threads, and caches of the model's shape. */
 #include "session.h"
 
 #include <stdlib.h>
@@ -76,6 +76,45 @@ void session_close(struct session *s)
     memset(s, 0, sizeof(*s));
 }
 
+bool session_read_text(const struct session *session, const char *path, size_t min_tokens,
+                       struct token_list *out, struct failure *failure)
+{
+    unsigned char *text;
+    size_t size;
+
+    if (!file_read(path, &text, &size, failure))
+        return false;
+    const bool ok =
+        tokenizer_encode(session->tokenizer, (const char *)text, size, false, out, failure);
+    free(text);
+    if (ok && out->n < min_tokens)
+        return fail_with(failure, "%.100s has %zu tokens, fewer than %zu", path, out->n,
+                         min_tokens);
+    return ok;
+}
+
+/* What a policy needs of a cache. */
+static void allow_policy(const struct named_policy *policy, kvc_cache_params *p)
+{
+    if (policy->policy.source == KVC_SOURCE_SUMS)
+        p->score_mode = KVC_SCORE_TOKEN;
+    p->score_decay = policy->score_decay;
+    if (policy->policy.merge_rounds > 0)
+        p->max_merge_tokens = KVC_PAGE_TOKENS;
+}
+
+/* Room for everything as F16 too, and for pages of other sizes while rows move between them. */
+static kvc_status more_room(kvc_cache_params *p)
+{
+    kvc_cache_params f16 = *p;
+    size_t bytes;
+
+    f16.precision.k = f16.precision.v = KVC_F16;
+    const kvc_status status = kvc_cache_full_budget(&f16, &bytes);
+    p->budget_bytes = bytes + p->budget_bytes / 2;
+    return status;
+}
+
 bool session_create_cache(const struct session *session, const struct cache_options *options,
                           kvc_cache **out, struct failure *failure)
 {
@@ -92,7 +131,11 @@ bool session_create_cache(const struct session *session, const struct cache_opti
     p.precision = options->precision;
     p.recent_tokens = options->recent_tokens;
     p.sink_tokens = options->sink_tokens;
+    if (options->policy && options->policy->is_used)
+        allow_policy(options->policy, &p);
     kvc_status status = kvc_cache_full_budget(&p, &p.budget_bytes);
+    if (status == KVC_OK && options->policy && options->policy->is_used)
+        status = more_room(&p);
     if (status == KVC_OK)
         status = kvc_cache_create(session->ctx, &p, out);
     return status == KVC_OK ||

@@ -1,4 +1,4 @@
-/* What both commands need: model, tokenizer, threads, and caches of the model's shape. */
+/* What the commands need: model, tokenizer, threads, and caches of the model's shape. */
 #ifndef ENGINE_SESSION_H
 #define ENGINE_SESSION_H
 
@@ -8,6 +8,8 @@
 #include "failure.h"
 #include "forward.h"
 #include "model.h"
+#include "policies.h"
+#include "rotation.h"
 #include "tokenizer.h"
 
 struct session_params {
@@ -30,12 +32,17 @@ bool session_open(const struct session_params *params, struct session *out,
                   struct failure *failure);
 void session_close(struct session *session);
 
+/* Appends the tokens of a file; fewer than @p min_tokens are a failure. */
+bool session_read_text(const struct session *session, const char *path, size_t min_tokens,
+                       struct token_list *out, struct failure *failure);
+
 /* A cache for one sequence of the session's model. */
 struct cache_options {
     kvc_precision precision;
     int32_t recent_tokens, sink_tokens;
     int32_t max_tokens, max_append;
-    bool exact; /* for a forward with exact set */
+    bool exact;                        /* for a forward with exact set */
+    const struct named_policy *policy; /* NULL, or what will be applied */
 };
 bool session_create_cache(const struct session *session, const struct cache_options *options,
                           kvc_cache **out, struct failure *failure);

@@ -36,10 +36,10 @@ typedef struct kvc_cache kvc_cache;
  * to another cache. */
 typedef uint64_t kvc_seq;
 
-/** Rules of pruning and merging; none exists in this version: pass NULL. Opaque. */
+/** Rules of pruning and merging: policy.h. */
 typedef struct kvc_policy kvc_policy;
 
-/** Map from old rows to new ones; none exists in this version: pass NULL. Opaque. */
+/** What a compression did to each row: policy.h. Opaque. */
 typedef struct kvc_map kvc_map;
 
 /** How one layer and KV head is stored once it is sealed. */
@@ -69,15 +69,15 @@ typedef struct kvc_cache_params {
     size_t budget_bytes;   /**< everything, allocated once at create; no default, see
                               kvc_cache_min_budget() */
     int32_t max_sequences; /**< 1..65536; default 1 */
-    int32_t max_tokens; /**< announced tokens over all sequences, sizes the tables; default 8192 */
+    int32_t max_tokens; /**< tokens over all sequences, sizes the tables; default 8192. Those that
+                           policies dropped everywhere no longer count */
     int32_t max_append; /**< most tokens one kvc_tokens_add() announces, >= 1; default 512 */
-    int32_t max_sequence_tokens; /**< announced tokens of one sequence, sizes its tables; default
-                                    2^31 - 1: max_tokens */
+    int32_t max_sequence_tokens; /**< the same of one sequence; default 2^31 - 1: max_tokens */
     int32_t max_hold_tokens; /**< most tokens held by kvc_seq_hold() in one sequence; default 0 */
     int32_t probe_rows;      /**< query rows kept for kvc_seq_read_probes(), 0..1024; default 16 */
-    const kvc_policy
-        *on_full; /**< NULL: a full cache answers KVC_E_FULL; default NULL, nothing else yet */
-    kvc_precision precision; /**< of every layer and head; default INT8, TOKEN */
+    const kvc_policy *on_full; /**< what kvc_tokens_add() does to a sequence that does not fit;
+                                  copied; default NULL: it answers KVC_E_FULL */
+    kvc_precision precision;   /**< of every layer and head; default INT8, TOKEN */
     int32_t
         scale_window; /**< HEAD: tokens whose absmax sets a scale, a multiple of 64, default 64 */
     int32_t recent_tokens; /**< newest tokens kept as F16, >= 0; default 128 */
@@ -85,14 +85,24 @@ typedef struct kvc_cache_params {
     kvc_score_mode
         score_mode; /**< what kvc_attend_options::accumulate adds to; default KVC_SCORE_NONE */
     bool strict;    /**< true: NaN and Inf in K or V are refused; default false */
+    int32_t max_merge_tokens; /**< most visual tokens of an image that policies merge, sizes their
+                                 scratch (2 n^2 bytes and more); default 0: none */
+    float score_decay; /**< 0 < decay <= 1: with each query older masses count by this factor less;
+                          default 1 */
 } kvc_cache_params;
 
-/** Kinds of tokens; stored for later policies. */
+/** Kinds of tokens; policies treat them differently. */
 typedef enum kvc_token_kind {
     KVC_TOKEN_TEXT = 0,
     KVC_TOKEN_VISUAL = 1,   /**< a patch of an image: image, row and col are set */
     KVC_TOKEN_SEPARATOR = 2 /**< between or around images */
 } kvc_token_kind;
+
+/** Flags of tokens that policies know; the other bits are the caller's. */
+typedef enum kvc_token_flag {
+    KVC_TOKEN_SENTENCE = 1, /**< first of a sentence: stays while there is room */
+    KVC_TOKEN_KEEP = 2      /**< never pruned and never merged */
+} kvc_token_flag;
 
 /** Immutable facts of one token. Arrays of it cross the API: its 32 bytes never change. */
 typedef struct kvc_token {
@@ -103,7 +113,7 @@ typedef struct kvc_token {
     int32_t row;         /**< row of the cell in the grid of the image, or -1 */
     int32_t col;         /**< its column, or -1 */
     uint8_t kind;        /**< a kvc_token_kind */
-    uint8_t flags;       /**< the caller's; stored */
+    uint8_t flags;       /**< kvc_token_flag bits, and the caller's */
     uint8_t reserved[6]; /**< 0 */
 } kvc_token;
 
@@ -126,6 +136,20 @@ typedef struct kvc_attend_item {
     float *lse;          /**< as kvc_attend() */
 } kvc_attend_item;
 
+/** What a compression did to one layer, over its heads. Arrays of it cross the API: its 56 bytes
+ * never change. */
+typedef struct kvc_layer_report {
+    int64_t n_kept;       /**< rows afterwards, sinks included */
+    int64_t n_pruned;     /**< rows that went by their score */
+    int64_t n_merged;     /**< rows that went into others */
+    int64_t bytes_before; /**< pages of the layer; one that is shared counts whole */
+    int64_t bytes_after;  /**< the same, afterwards */
+    double rel_err;  /**< estimated change of the attention output of coming queries: over the kept
+                        query rows, square root of sum |out' - out|^2 / sum |out|^2, quantization
+                        included; NaN without query rows or without a policy */
+    double reserved; /**< 0 */
+} kvc_layer_report;
+
 /** What a compression did. */
 typedef struct kvc_report {
     size_t struct_size;        /**< sizeof(kvc_report), set by the caller */
@@ -133,6 +157,13 @@ typedef struct kvc_report {
     int64_t n_pages_compacted; /**< pages freed by moving rows together */
     size_t bytes_before;       /**< bytes in use, as kvc_stats::used_bytes */
     size_t bytes_after;        /**< the same, afterwards */
+    int64_t n_recoded;         /**< rows of one head that were decoded and coded again */
+    float visual_rate;         /**< share of the visual tokens that the policy meant to prune, after
+                                  gate and max_rel_err; mean over the images */
+    float strength; /**< 1, or the part of its rates that max_rel_err left to the policy */
+    kvc_layer_report *layers; /**< in: NULL, or where the layers go */
+    int32_t n_layers;         /**< in: room in layers, at least the layers of the cache */
+    int32_t n_forced_dropped; /**< tokens that must stay by a rule and did not fit the rows */
 } kvc_report;
 
 /** Where the budget went: used_bytes + fixed_bytes = budget_bytes, and each is the sum of its
@@ -234,10 +265,10 @@ KVC_API kvc_status kvc_cache_full_budget(const kvc_cache_params *params, size_t 
  * @param[out] out  The cache; NULL after any failure.
  *
  * @retval KVC_OK             Done.
- * @retval KVC_E_ARG          A pointer is NULL, a field is out of range, or budget_bytes is below
- *                            kvc_cache_min_budget().
+ * @retval KVC_E_ARG          A pointer is NULL, a field is out of range (of on_full too), or
+ *                            budget_bytes is below kvc_cache_min_budget().
  * @retval KVC_E_UNSUPPORTED  A head size above KVC_MAX_HEAD_DIM, KVC_SCALE_LAYER, KVC_SCALE_CHANNEL
- *                            for V, or on_full is not NULL.
+ *                            for V, or on_full as in kvc_cache_compress().
  * @retval KVC_E_NOMEM        The allocator returned NULL.
  *
  * Memory: one allocation of budget_bytes, aligned to 128. Cost: writes the tables, not the pages.
@@ -314,9 +345,11 @@ KVC_API kvc_status kvc_seq_fork(kvc_cache *cache, kvc_seq src, kvc_seq *out);
  * @param n_tokens  0 ... token count.
  *
  * @retval KVC_OK     Done.
- * @retval KVC_E_ARG  @p seq is not alive or @p n_tokens out of range. Nothing changed.
+ * @retval KVC_E_ARG  @p seq is not alive, @p n_tokens is out of range, or lies after the first and
+ *                    not after the last token of a merged row. Nothing changed.
  *
- * Cost: reads the facts of all tokens that stay.
+ * The next position becomes that after the last token that stays; where policies forgot tokens just
+ * behind it, that after these: never less. Cost: looks at every page.
  */
 KVC_API kvc_status kvc_seq_truncate(kvc_cache *cache, kvc_seq seq, int64_t n_tokens);
 
@@ -333,7 +366,9 @@ KVC_API kvc_status kvc_seq_truncate(kvc_cache *cache, kvc_seq seq, int64_t n_tok
  *                    kvc_cache_compress(). A row that is removed before its page is sealed keeps
  *                    its part in the scales of the page; an unsealed page without rows is freed
  *                    when it would be sealed.
- * @retval KVC_E_ARG  @p seq is not alive, the range is wrong, or rows are missing. Nothing changed.
+ * @retval KVC_E_ARG  @p seq is not alive, the range is wrong, rows are missing, or the range begins
+ *                    or ends between the first and the last token of a merged row (or lies between
+ *                    them). Nothing changed.
  */
 KVC_API kvc_status kvc_seq_remove(kvc_cache *cache, kvc_seq seq, int64_t first, int64_t last);
 
@@ -401,6 +436,12 @@ KVC_API int64_t kvc_seq_n_rows(const kvc_cache *cache, kvc_seq seq, int32_t laye
  * recent window (kvc_seq_settle()), then reserves the pages of all layers and heads: kvc_append()
  * and kvc_attend() of these tokens cannot run out of room.
  *
+ * With kvc_cache_params::on_full, rows of this sequence are dropped first: so many that no layer
+ * and head has more than the policy's max_rows with the new tokens, if that is set, and more until
+ * everything fits. Of the policy the score source, scope, budget, block and what always stays count
+ * here; nothing is merged or coded anew. Tokens without rows are forgotten, so a sequence may go on
+ * without end.
+ *
  * @param cache   A cache.
  * @param seq     Every token announced before has its K and V in every layer.
  * @param tokens  [n] facts, copied; NULL: text at the next positions.
@@ -411,9 +452,10 @@ KVC_API int64_t kvc_seq_n_rows(const kvc_cache *cache, kvc_seq seq, int32_t laye
  *                     is negative or too large, a kind is unknown or a reserved byte is not 0.
  *                     Nothing changed.
  * @retval KVC_E_FULL  No room for the tokens, the pages to seal or the hold. Nothing changed:
- *                     nothing was sealed.
+ *                     nothing was sealed. With on_full, no more rows could go; those that did are
+ *                     gone.
  *
- * Cost: that of sealing.
+ * Cost: that of sealing; with on_full that of scoring, if rows go.
  */
 KVC_API kvc_status kvc_tokens_add(kvc_cache *cache, kvc_seq seq, const kvc_token *tokens, size_t n);
 
@@ -465,13 +507,15 @@ static inline void kvc_attend_options_default(const kvc_cache *cache, kvc_attend
  * of the largest output of the row (of the weighted sum of |v| where values cancel): logits of
  * hundreds are rounded coarsely. The result does not depend on parallel_for, nor on how many
  * queries one call holds, bit for bit. A query that sees no row gets zeros and lse -inf. The last
- * probe_rows query rows are kept for kvc_seq_read_probes().
+ * probe_rows query rows are kept for kvc_seq_read_probes(). A row that policies merged (policy.h)
+ * has its bias added to s after the softcap.
  *
  * @param cache     A cache.
  * @param seq       Every announced token has its K and V in this layer.
  * @param layer     0 ... n_layers - 1.
  * @param q         [n_q][n_heads][head_dim_k], after rotation; F32, F16 or BF16; n_q <= token
- *                  count. NaN and Inf reach only their own row of @p out, and no score.
+ *                  count, and no query at or before a token that was merged. NaN and Inf reach only
+ * their own row of @p out, and no score.
  * @param options   NULL: the defaults.
  * @param out       [n_q][n_heads][head_dim_v]; F32, F16 or BF16; may not overlap @p q, which is not
  *                  checked.
@@ -510,17 +554,38 @@ KVC_API kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_a
  * With recent_tokens 0 each call may leave a short page, which takes the room of a full one: it is
  * meant for the end of a prompt, not for each token.
  *
+ * With a policy (policy.h) it also prunes and merges. Pruned rows of pages that are sealed already
+ * become holes, and pages with HEAD or CHANNEL scales keep them until they are empty. What this
+ * call seals is gathered into new pages first, by precision, so that those have no holes; their
+ * HEAD scales come from the page alone. A merged row stands for its tokens in this layer and head,
+ * at the ordinal of the heaviest, with a bias on its logit. It stays correct:
+ *
+ *  - queries at or before the last merged token are refused (kvc_attend()),
+ *  - a truncation or removal that would cut between the first and the last token of a merged row
+ *    is refused,
+ *  - forks share it.
+ *
+ * Tokens that have no row left in any layer and head are forgotten: their facts can no longer be
+ * read, and they do not count in max_tokens.
+ *
  * @param cache           A cache.
  * @param seq             Every announced token has its K and V in every layer.
- * @param policy          NULL.
- * @param[in,out] report  NULL, or struct_size set.
- * @param map             NULL.
+ * @param policy          NULL: prunes and merges nothing.
+ * @param[in,out] report  NULL, or struct_size set and layers NULL or room for all layers.
+ * @param map             NULL, or kvc_map_create(); needs a policy.
  *
  * @retval KVC_OK             Done.
- * @retval KVC_E_ARG          @p seq is not alive, rows are missing, or report->struct_size is too
- *                            small. Nothing changed.
- * @retval KVC_E_UNSUPPORTED  @p policy or @p map is not NULL. Nothing changed.
+ * @retval KVC_E_ARG          @p seq is not alive, rows are missing, report->struct_size or
+ *                            n_layers is too small, the map is of another geometry or too small,
+ *                            or a field of the policy is out of range or needs what the cache
+ *                            lacks (score_mode, probe_rows). Nothing changed.
+ * @retval KVC_E_UNSUPPORTED  The policy merges and max_merge_tokens is 0, its budget is
+ *                            KVC_BUDGET_MASS, or its precision is not for caches. Nothing changed.
  * @retval KVC_E_FULL         No room for the sealed pages. Nothing changed.
+ *
+ * Cost: scoring reads K twice a 16 rows of query heads; merging multiplies all pairs of tokens of
+ * an image in every layer and head; sealing writes the new pages once; the error estimate is two
+ * attentions of probe_rows queries.
  */
 KVC_API kvc_status kvc_cache_compress(kvc_cache *cache, kvc_seq seq, const kvc_policy *policy,
                                       kvc_report *report, kvc_map *map);
@@ -534,7 +599,8 @@ KVC_API kvc_status kvc_cache_compress(kvc_cache *cache, kvc_seq seq, const kvc_p
  * @param[out] tokens  [n].
  *
  * @retval KVC_OK     Done.
- * @retval KVC_E_ARG  A pointer is NULL, @p seq is not alive or the range is wrong.
+ * @retval KVC_E_ARG  A pointer is NULL, @p seq is not alive, the range is wrong, or policies forgot
+ * a token in it.
  */
 KVC_API kvc_status kvc_seq_read_tokens(const kvc_cache *cache, kvc_seq seq, int64_t first, size_t n,
                                        kvc_token *tokens);
@@ -574,7 +640,7 @@ KVC_API int64_t kvc_seq_n_pages(const kvc_cache *cache, kvc_seq seq, int32_t lay
  * @param cache             A cache.
  * @param seq               A sequence.
  * @param layer, kv_head    Which.
- * @param index             0 ... kvc_seq_n_pages() - 1, in ascending ordinals.
+ * @param index             0 ... kvc_seq_n_pages() - 1, by ascending first ordinals.
  * @param[in,out] info      struct_size set.
  * @param[out] ordinals     [64] of each row below info->n_rows, or NULL.
  * @param[out] bytes        Room for the page, or NULL. Rows of an unsealed page that were not

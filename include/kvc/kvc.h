@@ -6,6 +6,13 @@
 
 #include "base.h"
 #include "cache.h"
+#include "gate.h"
+#include "merge.h"
+#include "plan.h"
+#include "policy.h"
+#include "prune.h"
 #include "quant.h"
+#include "rope.h"
+#include "score.h"
 
 #endif

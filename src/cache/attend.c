@@ -169,12 +169,18 @@ struct block {
     uint32_t n_pages;
 };
 
+/* The ordinal of query row r of a tile. */
+static int64_t query_at(const struct call *call, const struct tile *tile, int32_t r)
+{
+    const struct kvc_attend_info *info = tile->info;
+    return info->seq->n_tokens - info->n_q + (tile->first + r) / call->cache->group;
+}
+
 /* Ordinals that query row r of a tile sees: first ... last - 1. */
 static void visible(const struct call *call, const struct tile *tile, int32_t r, int64_t *first,
                     int64_t *last)
 {
-    const struct kvc_attend_info *info = tile->info;
-    const int64_t at = info->seq->n_tokens - info->n_q + (tile->first + r) / call->cache->group;
+    const int64_t at = query_at(call, tile, r);
     *last = at + 1;
     *first =
         call->options.window > 0 && call->options.window <= at ? *last - call->options.window : 0;
@@ -290,8 +296,16 @@ static void add_scores(const struct call *call, const struct tile *tile, const s
     }
 }
 
+/* ln of what the masses of a token count by: scores decay by letting later masses grow. */
+static float log_weight(const kvc_cache *cache, const struct kvc_sequence *seq, int64_t ordinal)
+{
+    return (float)(ordinal - seq->score_base) * -logf(cache->params.score_decay);
+}
+
 static void score_tile(const struct call *call, const struct tile *tile, const struct lane *lane)
 {
+    for (int32_t r = 0; r < tile->n_rows; r++)
+        lane->lse[r] -= log_weight(call->cache, tile->info->seq, query_at(call, tile, r));
     for (int32_t i = 0; i < tile->info->n_blocks; i++) {
         struct block block;
         find_block(call, tile, i, &block);
@@ -379,6 +393,7 @@ static void score_pages(const struct call *call, const struct tile *tile, const 
 {
     const kvc_cache *cache = call->cache;
     const int32_t pair = kvc_pair(cache, call->layer, tile->kv_head), n = tile->n_rows;
+    const float weight = log_weight(cache, tile->info->seq, tile->info->seq->n_tokens - 1);
     for (int32_t i = 0; i < tile->info->n_blocks; i++) {
         const float *m =
             part_pages(cache, tile->info->first_part + (size_t)i, part_row(cache, tile));
@@ -390,7 +405,7 @@ static void score_pages(const struct call *call, const struct tile *tile, const 
                 if (l[p * (uint32_t)n + (uint32_t)r] > 0.0f && isfinite(lse[r]))
                     *kvc_slot_scores(cache, block.columns[p], pair) +=
                         l[p * (uint32_t)n + (uint32_t)r] *
-                        expf(m[p * (uint32_t)n + (uint32_t)r] - lse[r]);
+                        expf(m[p * (uint32_t)n + (uint32_t)r] - lse[r] + weight);
     }
 }
 
@@ -439,6 +454,8 @@ static void keep_probes(const struct call *call, const struct kvc_attend_info *i
         (size_t)p->probe_rows;
     struct kvc_store_counts ignored = {0};
 
+    cache->probe_uses[call->layer] =
+        (struct kvc_probe_use){call->options.scale, call->options.softcap, call->options.window};
     for (int32_t t = info->n_q - kvc_min32(info->n_q, p->probe_rows); t < info->n_q; t++) {
         const int64_t ordinal = info->seq->n_tokens - info->n_q + t;
         const int32_t place = probe_place(cache->probe_ordinals + first, p->probe_rows, ordinal);
@@ -482,6 +499,26 @@ static bool item_ok(const kvc_cache *cache, const kvc_attend_item *item, int32_t
            item->q->n_tokens <= (size_t)(INT32_MAX - KVC_TILE_ROWS) / (size_t)cache->group;
 }
 
+/* Largest ln of a weight: before it is passed, all scores of the sequence are scaled down. */
+static const float max_log_weight = 40.0f;
+
+/* Moves the base of decaying scores near the newest token. */
+static void rebase_scores(kvc_cache *cache, struct kvc_sequence *seq)
+{
+    const int32_t base = seq->n_tokens - 1;
+    const float weight = log_weight(cache, seq, base);
+    const size_t n = (size_t)cache->n_pairs * cache->score_bytes / sizeof(float);
+
+    if (weight <= max_log_weight)
+        return;
+    for (int32_t slot = 0; slot < seq->n_slots; slot++) {
+        float *scores = kvc_slot_scores(cache, kvc_slot(cache, seq, slot), 0);
+        for (size_t i = 0; i < n; i++)
+            scores[i] *= expf(-weight);
+    }
+    seq->score_base = base;
+}
+
 /* Fills the infos of the items that have work. */
 static void plan(struct call *call, const kvc_attend_item *items, size_t n_items)
 {
@@ -495,6 +532,8 @@ static void plan(struct call *call, const kvc_attend_item *items, size_t n_items
         struct kvc_sequence *seq = kvc_seq_find(cache, item->seq);
         if (item->q->n_tokens == 0)
             continue;
+        if (call->score_pages || call->score_passes)
+            rebase_scores(cache, seq);
         struct kvc_attend_info *info = &cache->infos[call->n_items++];
         *info = (struct kvc_attend_info){
             .seq = seq,

@@ -4,7 +4,7 @@
 
 #include "arena.h"
 #include "check.h"
-#include "state.h"
+#include "choose.h"
 
 static const kvc_cache_params defaults = {
     .struct_size = sizeof(defaults),
@@ -17,6 +17,7 @@ static const kvc_cache_params defaults = {
     .scale_window = KVC_PAGE_TOKENS,
     .recent_tokens = 128,
     .sink_tokens = 4,
+    .score_decay = 1.0f,
 };
 
 void kvc_cache_params_init(kvc_cache_params *params, size_t struct_size)
@@ -29,7 +30,7 @@ static bool in_range(int32_t x, int32_t low, int32_t high)
     return x >= low && x <= high;
 }
 
-static kvc_status check_precision(const kvc_precision *p)
+kvc_status kvc_precision_check(const kvc_precision *p)
 {
     KVC_CHECK((unsigned)p->k <= KVC_INT4 && (unsigned)p->v <= KVC_INT4, KVC_E_ARG);
     if (p->k != KVC_F16) {
@@ -58,11 +59,13 @@ static kvc_status check_params(const kvc_cache_params *p)
             in_range(p->max_hold_tokens, 0, most) && in_range(p->probe_rows, 0, 1024) &&
             in_range(p->recent_tokens, 0, most) && in_range(p->sink_tokens, 0, KVC_PAGE_TOKENS) &&
             in_range(p->scale_window, KVC_PAGE_TOKENS, most) &&
-            p->scale_window % KVC_PAGE_TOKENS == 0 && (unsigned)p->score_mode <= KVC_SCORE_TOKEN,
+            p->scale_window % KVC_PAGE_TOKENS == 0 && (unsigned)p->score_mode <= KVC_SCORE_TOKEN &&
+            in_range(p->max_merge_tokens, 0, most) && p->score_decay > 0.0f &&
+            p->score_decay <= 1.0f,
         KVC_E_ARG);
-    KVC_CHECK(p->head_dim_k <= KVC_MAX_HEAD_DIM && p->head_dim_v <= KVC_MAX_HEAD_DIM && !p->on_full,
+    KVC_CHECK(p->head_dim_k <= KVC_MAX_HEAD_DIM && p->head_dim_v <= KVC_MAX_HEAD_DIM,
               KVC_E_UNSUPPORTED);
-    return check_precision(&p->precision);
+    return kvc_precision_check(&p->precision);
 }
 
 /* The parameters of a caller, checked. */
@@ -70,7 +73,13 @@ static kvc_status take_params(const kvc_cache_params *params, kvc_cache_params *
 {
     *out = defaults;
     KVC_TRY(kvc_struct_read(out, sizeof(*out), params, sizeof(*out)));
-    return check_params(out);
+    KVC_TRY(check_params(out));
+    if (out->on_full) {
+        const kvc_cache cache = {.params = *out};
+        kvc_policy policy;
+        return kvc_policy_check(&cache, out->on_full, &policy);
+    }
+    return KVC_OK;
 }
 
 /* A number for each precision: 0 is F16, then INT8 and INT4 in each of their scales. */
@@ -79,7 +88,7 @@ static uint8_t side_tag(kvc_format format, kvc_scale scale, int n_scales)
     return (uint8_t)(format == KVC_F16 ? 0 : 1 + ((int)format - 1) * n_scales + (int)scale);
 }
 
-static uint8_t precision_tag(const kvc_precision *p)
+uint8_t kvc_precision_tag(const kvc_precision *p)
 {
     return (uint8_t)(side_tag(p->k, p->k_scale, 3) * 5 + side_tag(p->v, p->v_scale, 2));
 }
@@ -197,6 +206,7 @@ static void carve(kvc_cache *cache, struct kvc_arena *arena)
     cache->probes = kvc_arena_take(arena, probe_rows * (size_t)p->n_heads,
                                    (size_t)p->head_dim_k * sizeof(uint16_t), 64);
     cache->probe_ordinals = kvc_arena_take(arena, probe_rows, sizeof(int64_t), 64);
+    cache->probe_uses = kvc_arena_take(arena, n_layers, sizeof(struct kvc_probe_use), 64);
     cache->probe_bytes = arena->used - start;
 
     start = arena->used;
@@ -204,6 +214,9 @@ static void carve(kvc_cache *cache, struct kvc_arena *arena)
     cache->parts =
         kvc_arena_take(arena, cache->n_parts, kvc_attend_part_floats(p) * sizeof(float), 64);
     cache->infos = kvc_arena_take(arena, n_seq, sizeof(struct kvc_attend_info), 64);
+    kvc_choice_carve(cache, arena);
+    kvc_fuse_carve(cache, arena);
+    kvc_build_carve(cache, arena);
     cache->scratch_bytes = arena->used - start;
 
     cache->facts = kvc_arena_take(arena, n_facts, KVC_PAGE_TOKENS * sizeof(struct kvc_fact), 64);
@@ -250,7 +263,7 @@ static bool slabs_ok(const kvc_cache *cache, size_t n_slabs)
 static size_t full_slabs(const kvc_cache *cache)
 {
     const kvc_cache_params *p = &cache->params;
-    const size_t page = cache->layouts[precision_tag(&p->precision)].n_bytes;
+    const size_t page = cache->layouts[kvc_precision_tag(&p->precision)].n_bytes;
     const size_t per_slab = cache->slab_bytes / page;
     const size_t pages =
         (size_t)p->max_tokens / KVC_PAGE_TOKENS + 2 * (size_t)p->max_sequences; /* short ones */
@@ -319,7 +332,12 @@ kvc_status kvc_cache_create(kvc_ctx *ctx, const kvc_cache_params *params, kvc_ca
     kvc_cache *cache = (kvc_cache *)(void *)arena.base;
     *cache = plan;
 
-    memset(cache->tags, precision_tag(&p.precision), (size_t)cache->n_pairs);
+    cache->params.on_full = NULL; /* the caller's may go */
+    if (p.on_full) {
+        cache->has_on_full = true;
+        KVC_CHECK(kvc_policy_check(cache, p.on_full, &cache->on_full) == KVC_OK, KVC_E_ARG);
+    }
+    memset(cache->tags, kvc_precision_tag(&p.precision), (size_t)cache->n_pairs);
     kvc_pages_init(cache, reserved_pages(cache));
     cache->n_free_columns = cache->n_columns;
     for (int32_t i = 0; i < cache->n_columns; i++)
@@ -352,13 +370,27 @@ kvc_status kvc_cache_set_precision(kvc_cache *cache, int32_t layer, int32_t kv_h
     KVC_CHECK(in_range(layer, -1, cache->params.n_layers - 1) &&
                   in_range(kv_head, -1, cache->params.n_kv_heads - 1),
               KVC_E_ARG);
-    KVC_TRY(check_precision(precision));
+    KVC_TRY(kvc_precision_check(precision));
     for (int32_t pair = 0; pair < cache->n_pairs; pair++)
         if ((layer < 0 || pair / cache->params.n_kv_heads == layer) &&
             (kv_head < 0 || pair % cache->params.n_kv_heads == kv_head))
-            cache->tags[pair] = precision_tag(precision);
+            cache->tags[pair] = kvc_precision_tag(precision);
     kvc_pages_init(cache, reserved_pages(cache));
     return KVC_OK;
+}
+
+size_t kvc_used_bytes(const kvc_cache *cache)
+{
+    kvc_stats stats = {.struct_size = sizeof(stats)};
+    kvc_cache_stats(cache, &stats);
+    return stats.used_bytes;
+}
+
+size_t kvc_usable_bytes(const kvc_cache *cache)
+{
+    kvc_stats stats = {.struct_size = sizeof(stats)};
+    kvc_cache_stats(cache, &stats);
+    return stats.used_bytes + stats.reserve_bytes + stats.free_page_bytes + stats.free_table_bytes;
 }
 
 kvc_status kvc_cache_stats(const kvc_cache *cache, kvc_stats *out)

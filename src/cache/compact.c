@@ -8,6 +8,7 @@ struct span {
     int32_t first, last; /* last not included */
     int32_t n_pages, n_rows;
     size_t n_bytes;
+    int32_t last_ordinal;
     bool groups; /* some rows stand for several tokens */
 };
 
@@ -21,17 +22,27 @@ static uint8_t target_layout(int32_t tag, bool groups)
     return (uint8_t)(tag + (groups ? KVC_MERGED : KVC_MOVED));
 }
 
+static int32_t ordinal_of(const kvc_cache *cache, const struct kvc_column *column, int32_t pair,
+                          int32_t row)
+{
+    const int32_t *ordinals = kvc_page_ordinals(cache, column->entries[pair].page);
+    return ordinals ? ordinals[row] : column->first + row;
+}
+
 /* The shortest span from a slot on that moving makes smaller, filled up; or one slot, to be left
  * alone. Pages of moved rows are larger: they carry ordinals. Pages of other tags stay. */
 static struct span find_span(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t pair,
                              int32_t tag, int32_t first)
 {
     const struct span alone = {.first = first, .last = first + 1};
-    struct span span = {.first = first, .last = first};
+    struct span span = {.first = first, .last = first, .last_ordinal = -1};
     for (; span.last < seq->first_unsealed; span.last++) {
-        const struct kvc_entry *e = &kvc_slot(cache, seq, span.last)->entries[pair];
+        const struct kvc_column *column = kvc_slot(cache, seq, span.last);
+        const struct kvc_entry *e = &column->entries[pair];
         if (e->page < 0 || kvc_page_tag(cache, e->page) != tag)
             continue;
+        if (ordinal_of(cache, column, pair, 0) <= span.last_ordinal) /* rows must ascend */
+            break;
         const int32_t n_rows = __builtin_popcountll(e->live), pages = pages_for(span.n_rows);
         const size_t moved = cache->layouts[target_layout(tag, span.groups)].n_bytes;
         if (cache->pages[e->page].owners > 1) /* moving would free nothing */
@@ -41,6 +52,7 @@ static struct span find_span(const kvc_cache *cache, const struct kvc_sequence *
         if ((size_t)pages * moved < span.n_bytes && n_rows > pages * KVC_PAGE_ROWS - span.n_rows)
             break;
         span.n_pages++;
+        span.last_ordinal = ordinal_of(cache, column, pair, e->n_rows - 1);
         span.n_rows += n_rows;
         span.n_bytes += kvc_page_layout_of(cache, e->page)->n_bytes;
         span.groups = span.groups || kvc_page_groups(cache, e->page);
@@ -116,11 +128,13 @@ static void move_rows(const kvc_cache *cache, struct kvc_column *column, int32_t
     to->n_rows += n;
 }
 
-/* Puts a filled page into the first empty entry from a slot on; returns the slot after it. */
+/* Puts a filled page into the first empty entry from a slot on whose column begins early enough;
+ * returns the slot after it. */
 static int32_t place_target(kvc_cache *cache, struct kvc_sequence *seq, int32_t slot, int32_t pair,
                             const struct target *to)
 {
-    while (kvc_slot(cache, seq, slot)->entries[pair].page >= 0)
+    while (kvc_slot(cache, seq, slot)->entries[pair].page >= 0 ||
+           kvc_slot(cache, seq, slot)->first > to->ordinals[0])
         slot++;
     struct kvc_column *column = kvc_slot(cache, seq, slot);
     const int32_t end = to->ordinals[to->n_rows - 1] + 1;

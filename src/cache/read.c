@@ -1,7 +1,9 @@
 /* read.c - reading a sequence back: tokens, rows, pages, probe rows. */
+#include <math.h>
 #include <string.h>
 
 #include "check.h"
+#include "kvc/policy.h"
 #include "state.h"
 
 static bool pair_ok(const kvc_cache *cache, int32_t layer, int32_t kv_head)
@@ -55,7 +57,8 @@ kvc_status kvc_seq_read_tokens(const kvc_cache *cache, kvc_seq seq, int64_t firs
 /* Where rows are read to, and how many there are. */
 struct rows {
     int64_t *ordinals;
-    float *k, *v, *scores;
+    float *k, *v, *scores, *biases;
+    int32_t *sizes;
     size_t n;
 };
 
@@ -76,15 +79,94 @@ static void read_row(const kvc_cache *cache, const struct kvc_page_layout *layou
     out->n++;
 }
 
-/* The score of a row; a page's sum is spread over its live rows. */
-static float score_of(const kvc_cache *cache, struct kvc_column *column, int32_t pair, uint32_t row)
+float kvc_row_score(const kvc_cache *cache, const struct kvc_sequence *seq,
+                    struct kvc_column *column, int32_t pair, uint32_t row)
 {
     const float *scores = kvc_slot_scores(cache, column, pair);
+    const float decay = cache->params.score_decay;
+    const float age = (float)(seq->n_tokens - 1 - seq->score_base);
+    const float factor = decay < 1.0f ? expf(age * logf(decay)) : 1.0f;
     switch (cache->params.score_mode) {
-    case KVC_SCORE_PAGE: return scores[0] / (float)__builtin_popcountll(column->entries[pair].live);
-    case KVC_SCORE_TOKEN: return scores[row];
+    case KVC_SCORE_PAGE:
+        return factor * scores[0] / (float)__builtin_popcountll(column->entries[pair].live);
+    case KVC_SCORE_TOKEN: return factor * scores[row];
     default: return 0.0f;
     }
+}
+
+/* Adds the rows of a slot that lie in first ... last - 1. */
+static void read_slot(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t slot,
+                      int32_t pair, int64_t first, int64_t last, struct rows *out)
+{
+    struct kvc_column *column = kvc_slot(cache, seq, slot);
+    const struct kvc_entry *e = &column->entries[pair];
+    const int32_t *list = e->page >= 0 ? kvc_page_ordinals(cache, e->page) : NULL;
+    const struct kvc_groups *groups = e->page >= 0 ? kvc_page_groups(cache, e->page) : NULL;
+    uint64_t left = e->live & kvc_entry_range(cache, column, pair, first, last);
+    for (; left; left &= left - 1) {
+        const uint32_t r = (uint32_t)__builtin_ctzll(left);
+        if (out->biases)
+            out->biases[out->n] = groups ? groups->bias[r] : 0.0f;
+        if (out->sizes)
+            out->sizes[out->n] = groups ? groups->size[r] : 1;
+        read_row(cache, kvc_page_layout_of(cache, e->page), kvc_page_data(cache, e->page), r,
+                 list ? list[r] : column->first + (int64_t)r,
+                 kvc_row_score(cache, seq, column, pair, r), out);
+    }
+}
+
+/* The first ordinal from `from` on that a slot holds, or INT64_MAX. */
+static int64_t next_ordinal(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t slot,
+                            int32_t pair, int64_t from)
+{
+    const struct kvc_column *column = kvc_slot(cache, seq, slot);
+    const struct kvc_entry *e = &column->entries[pair];
+    const uint64_t rows = e->live & kvc_entry_range(cache, column, pair, from, INT32_MAX);
+    if (!rows)
+        return INT64_MAX;
+    const int32_t *list = kvc_page_ordinals(cache, e->page);
+    return list ? list[__builtin_ctzll(rows)] : column->first + __builtin_ctzll(rows);
+}
+
+/* Reads rows in ascending ordinals: pages of different formats may lie side by side. */
+static void read_slots(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t pair,
+                       struct rows *out)
+{
+    for (int64_t from = 0;;) {
+        int64_t first = INT64_MAX, other = INT64_MAX;
+        int32_t best = 0;
+        for (int32_t slot = 0; slot < seq->n_slots; slot++) {
+            const int64_t next = next_ordinal(cache, seq, slot, pair, from);
+            if (next < first) {
+                other = first;
+                first = next;
+                best = slot;
+            } else if (next < other) {
+                other = next;
+            }
+        }
+        if (first == INT64_MAX)
+            return;
+        read_slot(cache, seq, best, pair, first, other, out);
+        from = other;
+    }
+}
+
+/* Reads the sinks and the slots of a pair. */
+static void read_pair(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t layer,
+                      int32_t kv_head, struct rows *out)
+{
+    const int32_t pair = kvc_pair(cache, layer, kv_head);
+    for (uint64_t left = strip_rows(cache, seq, layer); left; left &= left - 1) {
+        const uint32_t r = (uint32_t)__builtin_ctzll(left);
+        if (out->biases)
+            out->biases[out->n] = 0.0f;
+        if (out->sizes)
+            out->sizes[out->n] = 1;
+        read_row(cache, &cache->layouts[KVC_LAYOUT_STRIP], kvc_strip(cache, seq, pair), r, r, 0.0f,
+                 out);
+    }
+    read_slots(cache, seq, pair, out);
 }
 
 kvc_status kvc_seq_read_rows(const kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t kv_head,
@@ -95,23 +177,21 @@ kvc_status kvc_seq_read_rows(const kvc_cache *cache, kvc_seq seq, int32_t layer,
     KVC_CHECK(s && n_rows && pair_ok(cache, layer, kv_head), KVC_E_ARG);
     KVC_CHECK((uint64_t)kvc_seq_n_rows(cache, seq, layer, kv_head) <= max_rows, KVC_E_ARG);
 
-    const int32_t pair = kvc_pair(cache, layer, kv_head);
-    const uint64_t sinks = strip_rows(cache, s, layer);
     struct rows out = {.ordinals = ordinals, .k = k, .v = v, .scores = scores};
-    for (uint32_t r = 0; r < KVC_PAGE_ROWS; r++)
-        if (sinks >> r & 1)
-            read_row(cache, &cache->layouts[KVC_LAYOUT_STRIP], kvc_strip(cache, s, pair), r, r,
-                     0.0f, &out);
-    for (int32_t i = 0; i < s->n_slots; i++) {
-        struct kvc_column *column = kvc_slot(cache, s, i);
-        const struct kvc_entry *e = &column->entries[pair];
-        const int32_t *list = e->page >= 0 ? kvc_page_ordinals(cache, e->page) : NULL;
-        for (uint32_t r = 0; r < e->n_rows; r++)
-            if (e->live >> r & 1)
-                read_row(cache, kvc_page_layout_of(cache, e->page), kvc_page_data(cache, e->page),
-                         r, list ? list[r] : column->first + (int64_t)r,
-                         score_of(cache, column, pair, r), &out);
-    }
+    read_pair(cache, s, layer, kv_head, &out);
+    *n_rows = out.n;
+    return KVC_OK;
+}
+
+kvc_status kvc_seq_read_groups(const kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t kv_head,
+                               size_t max_rows, float *biases, int32_t *sizes, size_t *n_rows)
+{
+    const struct kvc_sequence *s = kvc_seq_find(cache, seq);
+    KVC_CHECK(s && n_rows && pair_ok(cache, layer, kv_head), KVC_E_ARG);
+    KVC_CHECK((uint64_t)kvc_seq_n_rows(cache, seq, layer, kv_head) <= max_rows, KVC_E_ARG);
+
+    struct rows out = {.biases = biases, .sizes = sizes};
+    read_pair(cache, s, layer, kv_head, &out);
     *n_rows = out.n;
     return KVC_OK;
 }

@@ -38,16 +38,21 @@ static float absmax(const kvc_ctx *ctx, const void *halves, size_t stride, size_
     return range.max > -range.min ? range.max : -range.min;
 }
 
+void kvc_open_absmax(const kvc_cache *cache, const uint8_t *page, uint32_t n_rows, float *k,
+                     float *v)
+{
+    const struct kvc_page_layout *open = &cache->layouts[KVC_LAYOUT_OPEN];
+    *k = absmax(cache->ctx, page, open->d8_k, n_rows, open->d_k);
+    *v = absmax(cache->ctx, page + open->v_codes, open->d8_v, n_rows, open->d_v);
+}
+
 /* A page without rows will be freed, not sealed: it has no part in any scale. */
 static void measure(const kvc_cache *cache, struct kvc_entry *e)
 {
     e->absmax_k = e->absmax_v = 0.0f;
-    if (!e->live)
-        return;
-    const struct kvc_page_layout *open = &cache->layouts[KVC_LAYOUT_OPEN];
-    const uint8_t *page = kvc_page_data(cache, e->page);
-    e->absmax_k = absmax(cache->ctx, page, open->d8_k, e->n_rows, open->d_k);
-    e->absmax_v = absmax(cache->ctx, page + open->v_codes, open->d8_v, e->n_rows, open->d_v);
+    if (e->live)
+        kvc_open_absmax(cache, kvc_page_data(cache, e->page), e->n_rows, &e->absmax_k,
+                        &e->absmax_v);
 }
 
 /* Largest absmax of K and V over the pages of the window that ends with a slot. */

@@ -57,6 +57,8 @@ static void start(kvc_cache *cache, struct kvc_sequence *seq)
     seq->generation++;
     seq->n_tokens = seq->n_slots = seq->first_unsealed = 0;
     seq->n_facts = seq->first_next = seq->merged_end = 0;
+    seq->score_base = 0;
+    kvc_gate_init(&seq->gate, sizeof(seq->gate));
     seq->next_position = 0;
     seq->hold_from = -1;
     seq->strip_live = 0;
@@ -165,6 +167,8 @@ kvc_status kvc_seq_fork(kvc_cache *cache, kvc_seq src, kvc_seq *out)
     to->n_tokens = from->n_tokens;
     to->next_position = from->next_position;
     to->merged_end = from->merged_end;
+    to->score_base = from->score_base;
+    to->gate = from->gate;
     to->hold_from = from->hold_from;
     to->strip_live = from->strip_live;
     memcpy(to->appended, from->appended, (size_t)cache->params.n_layers * sizeof(*to->appended));

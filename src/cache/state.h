@@ -11,7 +11,7 @@
 #define KVC_STATE_H
 
 #include "ctx.h"
-#include "kvc/cache.h"
+#include "kvc/policy.h"
 
 enum {
     KVC_N_TAGS = 35,     /* precisions: 7 of K times 5 of V; the layouts of whole pages */
@@ -71,7 +71,8 @@ struct kvc_groups {
 struct kvc_fact {
     int32_t t, y, x, image, row, col;
     int32_t ordinal;
-    int32_t next; /* position after it and the forgotten tokens behind it */
+    int32_t next;          /* position after it and the forgotten tokens behind it */
+    uint16_t image_tokens; /* tokens of its image when that was first judged, or 0 */
     uint8_t kind, flags;
 };
 
@@ -91,12 +92,27 @@ struct kvc_sequence {
     int32_t first_next; /* position after the tokens that were forgotten before the first fact */
     int32_t merged_end; /* no group of merged tokens has a member from this ordinal on */
     int64_t next_position;
-    int64_t hold_from;   /* -1: no hold */
+    int64_t hold_from;  /* -1: no hold */
+    int32_t score_base; /* ordinal whose masses count by 1 in the scores, which decay */
+    kvc_gate gate;
     uint64_t strip_live; /* sinks not removed */
     uint64_t in_call;    /* number of the last call of attention that named it */
     int32_t *slots;      /* [max_slots] columns */
     int32_t *facts;      /* [max_fact_pages] */
     int32_t *appended;   /* [n_layers] tokens whose K and V are there */
+};
+
+/* How the kept query rows of a layer were last used. */
+struct kvc_probe_use {
+    float scale, softcap;
+    int64_t window;
+};
+
+/* Scratch for the pages of one layer and head that are being built. */
+struct kvc_build_lane {
+    uint8_t *open[2]; /* open pages: rows that become F16, rows that are coded */
+    float *rows;      /* K and V of a row, twice */
+    float *outputs;   /* three tiles of outputs */
 };
 
 /* One sequence of a call of attention; see attend.c. */
@@ -138,8 +154,16 @@ struct kvc_cache {
     int32_t n_fact_pages, n_free_facts, *free_facts;
     struct kvc_sequence *sequences;
     char *strips;
-    uint16_t *probes;        /* [sequence][layer][probe_rows][n_heads][head_dim_k] */
-    int64_t *probe_ordinals; /* [sequence][layer][probe_rows], -1: none */
+    uint16_t *probes;                 /* [sequence][layer][probe_rows][n_heads][head_dim_k] */
+    int64_t *probe_ordinals;          /* [sequence][layer][probe_rows], -1: none */
+    struct kvc_probe_use *probe_uses; /* [layer] */
+
+    /* policies */
+    kvc_policy on_full; /* if has_on_full */
+    bool has_on_full;
+    struct kvc_choice *choice; /* its arrays are the scratch */
+    struct kvc_build_lane *build_lanes;
+    struct kvc_fuse_room *fuse_room;
 
     /* scratch of attention */
     float *lanes;
@@ -151,6 +175,15 @@ struct kvc_cache {
     size_t probe_bytes, scratch_bytes, strip_bytes; /* strip_bytes of one sequence */
     uint64_t n_calls, n_sealed_total, n_nonfinite, n_saturated;
 };
+
+/* ---- cache.c ---- */
+
+kvc_status kvc_precision_check(const kvc_precision *precision);
+uint8_t kvc_precision_tag(const kvc_precision *precision);
+
+/* Bytes that grow with tokens, and those that could. */
+size_t kvc_used_bytes(const kvc_cache *cache);
+size_t kvc_usable_bytes(const kvc_cache *cache);
 
 /* ---- pages.c ---- */
 
@@ -206,11 +239,15 @@ void kvc_entry_clear(kvc_cache *cache, struct kvc_entry *e);
 /* Takes the sealed slots out whose entries are all empty. */
 void kvc_seq_drop_empty_slots(kvc_cache *cache, struct kvc_sequence *seq);
 
+static inline struct kvc_column *kvc_column_at(const kvc_cache *cache, int32_t column)
+{
+    return (struct kvc_column *)(void *)(cache->columns + (size_t)column * cache->column_bytes);
+}
+
 static inline struct kvc_column *kvc_slot(const kvc_cache *cache, const struct kvc_sequence *seq,
                                           int32_t slot)
 {
-    return (struct kvc_column *)(void *)(cache->columns +
-                                         (size_t)seq->slots[slot] * cache->column_bytes);
+    return kvc_column_at(cache, seq->slots[slot]);
 }
 
 /* Scores of an entry: one float, or one a row. */
@@ -335,6 +372,10 @@ int32_t kvc_seal_end(const kvc_cache *cache, const struct kvc_sequence *seq, boo
 /* Seals slots first_unsealed ... end - 1, or KVC_E_FULL with nothing changed. */
 kvc_status kvc_seal_slots(kvc_cache *cache, struct kvc_sequence *seq, int32_t end);
 
+/* Absmax of the first n_rows rows of an open page. */
+void kvc_open_absmax(const kvc_cache *cache, const uint8_t *page, uint32_t n_rows, float *k,
+                     float *v);
+
 /* ---- compact.c ---- */
 
 /* Moves rows together in every layer and head; returns the pages that became free. */
@@ -353,6 +394,12 @@ static inline int32_t kvc_page_tag(const kvc_cache *cache, int32_t page)
 {
     return cache->pages[page].layout % KVC_N_TAGS;
 }
+
+/* ---- read.c ---- */
+
+/* The score of a row; a page's sum is spread over its live rows. */
+float kvc_row_score(const kvc_cache *cache, const struct kvc_sequence *seq,
+                    struct kvc_column *column, int32_t pair, uint32_t row);
 
 /* ---- attend.c ---- */
 

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "state.h"
+#include "choose.h"
 
 static bool token_ok(const kvc_token *t)
 {
@@ -80,14 +80,28 @@ static struct kvc_column *new_slot(kvc_cache *cache, struct kvc_sequence *seq, i
     return column;
 }
 
+/* Settles, and makes sure that n tokens fit; a cache with on_full drops rows until they do. */
+static kvc_status make_room(kvc_cache *cache, struct kvc_sequence *seq, int32_t n)
+{
+    const int32_t most = cache->has_on_full ? cache->on_full.max_rows : 0;
+    if (most > 0 && kvc_most_rows(cache, seq) > most - n)
+        kvc_evict(cache, seq, &cache->on_full, most - n);
+    for (;;) {
+        const int32_t sealed = kvc_seal_end(cache, seq, false);
+        if (tables_fit(cache, seq, n, sealed) && kvc_seal_slots(cache, seq, sealed) == KVC_OK)
+            return KVC_OK;
+        KVC_CHECK(cache->has_on_full, KVC_E_FULL);
+        const int32_t rows = kvc_most_rows(cache, seq);
+        KVC_CHECK(kvc_evict(cache, seq, &cache->on_full, rows - 1 - rows / 16), KVC_E_FULL);
+    }
+}
+
 kvc_status kvc_tokens_add(kvc_cache *cache, kvc_seq seq, const kvc_token *tokens, size_t n)
 {
     struct kvc_sequence *s = kvc_seq_find(cache, seq);
     KVC_CHECK(s && n <= (size_t)cache->params.max_append && kvc_seq_complete(cache, s), KVC_E_ARG);
     KVC_CHECK(tokens_ok(s, tokens, n), KVC_E_ARG);
-    const int32_t sealed = kvc_seal_end(cache, s, false);
-    KVC_CHECK(tables_fit(cache, s, (int32_t)n, sealed), KVC_E_FULL);
-    KVC_TRY(kvc_seal_slots(cache, s, sealed));
+    KVC_TRY(make_room(cache, s, (int32_t)n));
 
     const int32_t end = s->n_tokens + (int32_t)n;
     for (int32_t i = s->n_tokens; i < end; i++) {

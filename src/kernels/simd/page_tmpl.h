@@ -213,16 +213,8 @@ struct read_side {
     uint8_t format, scale;
     float *dst;
     size_t dst_stride;
+    float scales[KVC_PAGE_ROWS]; /* of tokens; not for CHANNEL */
 };
-
-static inline float row_scale(const struct read_side *side, uint32_t t)
-{
-    float head;
-    if (side->scale == KVC_SCALE_TOKEN)
-        return kvc_param_half(side->params, t);
-    memcpy(&head, side->params, sizeof(head));
-    return head;
-}
 
 /* Codes at a place as the numbers of channels c ... c + n - 1; n is VLEN or 8. */
 V_INLINE vf read_numbers(enum reader reader, const struct read_side *side, const uint8_t *at,
@@ -244,8 +236,7 @@ V_INLINE vf read_numbers(enum reader reader, const struct read_side *side, const
 V_INLINE void read_row(enum reader reader, const struct read_side *side, const uint8_t *at,
                        uint32_t bits, uint32_t t, uint32_t c, uint32_t end)
 {
-    const bool by_row = reader == READ_INT8 || reader == READ_INT4;
-    const float scale = by_row ? row_scale(side, t) : 1.0f;
+    const float scale = side->scales[t];
     float *row = side->dst + (t - side->first) * side->dst_stride;
     for (; c + VLEN <= end; c += VLEN, at += VLEN * bits / 8)
         v_store(row + c, read_numbers(reader, side, at, scale, c, VLEN));
@@ -328,12 +319,21 @@ static inline void read_lines_of_channels(const struct read_side *side)
         read_columns(READ_INT8, 8, side);
 }
 
+static inline void read_side(struct read_side *side, bool row_major)
+{
+    token_factors(side->format, side->scale, side->params, 1.0f, side->scales);
+    if (row_major)
+        read_lines_of_tokens(side);
+    else
+        read_lines_of_channels(side);
+}
+
 kvc_status KVC_FN(kvc_read_page)(const struct kvc_queue *queue,
                                  const struct kvc_page_layout *layout, const uint8_t *page,
                                  uint32_t first, uint32_t n_rows, float *k, size_t k_stride,
                                  float *v, size_t v_stride)
 {
-    const struct read_side k_side = {
+    struct read_side k_side = {
         .codes = page,
         .params = page + layout->k_params,
         .stride = layout->k_stride,
@@ -346,7 +346,7 @@ kvc_status KVC_FN(kvc_read_page)(const struct kvc_queue *queue,
         .dst = k,
         .dst_stride = k_stride,
     };
-    const struct read_side v_side = {
+    struct read_side v_side = {
         .codes = page + layout->v_codes,
         .params = page + layout->v_params,
         .stride = layout->v_stride,
@@ -362,10 +362,8 @@ kvc_status KVC_FN(kvc_read_page)(const struct kvc_queue *queue,
 
     (void)queue;
     if (k)
-        read_lines_of_tokens(&k_side);
-    if (v && layout->v_row_major)
-        read_lines_of_tokens(&v_side);
-    else if (v)
-        read_lines_of_channels(&v_side);
+        read_side(&k_side, true);
+    if (v)
+        read_side(&v_side, layout->v_row_major);
     return KVC_OK;
 }

@@ -10,8 +10,33 @@
 #include "../exp.h"
 #include "../kernels.h"
 
-/* BLOCK_ROWS rows of a times 4 of b, of size elements: lane 4 r + j. */
-V_INLINE vf dot_block(const float *const *a, const float *const *b, size_t size)
+/* Adds products to those of BLOCK_ROWS rows of a with 4 of b: sum 4 r + j. */
+V_INLINE void add_block(const float *const *a, const float *const *b, size_t c, vf *sums)
+{
+    vf y[4];
+    V_UNROLL
+    for (int j = 0; j < 4; j++)
+        y[j] = v_load(b[j] + c);
+    V_UNROLL
+    for (int r = 0; r < BLOCK_ROWS; r++) {
+        const vf x = v_load(a[r] + c);
+        V_UNROLL
+        for (int j = 0; j < 4; j++)
+            sums[4 * r + j] = v_add(sums[4 * r + j], v_mul(x, y[j]));
+    }
+}
+
+/* One row of a with VLEN of b. */
+V_INLINE void add_row(const float *a, const float *const *b, size_t c, vf *sums)
+{
+    const vf x = v_load(a + c);
+    V_UNROLL
+    for (int j = 0; j < VLEN; j++)
+        sums[j] = v_add(sums[j], v_mul(x, v_load(b[j] + c)));
+}
+
+/* The dots of a block, or of one row, one a lane. */
+V_INLINE vf dot_block(bool one, const float *const *a, const float *const *b, size_t size)
 {
     vf sums[VLEN];
     V_UNROLL
@@ -20,19 +45,11 @@ V_INLINE vf dot_block(const float *const *a, const float *const *b, size_t size)
         V_UNROLL
         for (int i = 0; i < VLEN; i++)
             part[i] = v_zero();
-        for (size_t c = half; c < size; c += 16) {
-            vf y[4];
-            V_UNROLL
-            for (int j = 0; j < 4; j++)
-                y[j] = v_load(b[j] + c);
-            V_UNROLL
-            for (int r = 0; r < BLOCK_ROWS; r++) {
-                const vf x = v_load(a[r] + c);
-                V_UNROLL
-                for (int j = 0; j < 4; j++)
-                    part[4 * r + j] = v_add(part[4 * r + j], v_mul(x, y[j]));
-            }
-        }
+        for (size_t c = half; c < size; c += 16)
+            if (one)
+                add_row(a[0], b, c, part);
+            else
+                add_block(a, b, c, part);
         V_UNROLL
         for (int i = 0; i < VLEN; i++)
             sums[i] = half == 0 ? part[i] : v_add(sums[i], part[i]);
@@ -41,12 +58,34 @@ V_INLINE vf dot_block(const float *const *a, const float *const *b, size_t size)
 }
 
 /* n rows from row first on; the last one stands for those that are missing. */
-static inline void point_rows(const float *x, size_t first, size_t n_rows, size_t size, int n,
-                              const float **rows)
+V_INLINE void point_rows(const float *x, size_t first, size_t n_rows, size_t size, size_t n,
+                         const float **rows)
 {
-    for (int i = 0; i < n; i++) {
-        const size_t row = first + (size_t)i;
-        rows[i] = x + (row < n_rows ? row : n_rows - 1) * size;
+    for (size_t i = 0; i < n; i++)
+        rows[i] = x + (first + i < n_rows ? first + i : n_rows - 1) * size;
+}
+
+V_INLINE void dot_blocks(bool one, const float *a, size_t n_a, const float *b, size_t n_b,
+                         size_t size, float *dots, size_t stride)
+{
+    const size_t n = one ? 1 : BLOCK_ROWS, width = VLEN / n;
+    for (size_t i = 0; i < n_a; i += n) {
+        const float *x[BLOCK_ROWS];
+        point_rows(a, i, n_a, size, n, x);
+        for (size_t j = 0; j < n_b; j += width) {
+            const float *y[VLEN];
+            float block[VLEN];
+            point_rows(b, j, n_b, size, width, y);
+            const vf products = dot_block(one, x, y, size);
+            if (!one && i + n <= n_a && j + width <= n_b) {
+                v_store_quads(dots + i * stride + j, stride, products);
+                continue;
+            }
+            v_store(block, products);
+            for (size_t r = i; r < n_a && r < i + n; r++)
+                memcpy(dots + r * stride + j, block + (r - i) * width,
+                       (n_b - j < width ? n_b - j : width) * sizeof(float));
+        }
     }
 }
 
@@ -56,24 +95,10 @@ kvc_status KVC_FN(kvc_dot_rows)(const struct kvc_queue *queue, const float *a, s
     const size_t size = kvc_attend_stride(d);
 
     (void)queue;
-    for (size_t i = 0; i < n_a; i += BLOCK_ROWS) {
-        const float *x[BLOCK_ROWS];
-        point_rows(a, i, n_a, size, BLOCK_ROWS, x);
-        for (size_t j = 0; j < n_b; j += 4) {
-            const float *y[4];
-            float block[VLEN];
-            point_rows(b, j, n_b, size, 4, y);
-            const vf products = dot_block(x, y, size);
-            if (i + BLOCK_ROWS <= n_a && j + 4 <= n_b) {
-                v_store_quads(dots + i * stride + j, stride, products);
-                continue;
-            }
-            v_store(block, products);
-            for (size_t r = i; r < n_a && r < i + BLOCK_ROWS; r++)
-                for (size_t c = j; c < n_b && c < j + 4; c++)
-                    dots[r * stride + c] = block[4 * (r - i) + c - j];
-        }
-    }
+    if (n_a == 1)
+        dot_blocks(true, a, n_a, b, n_b, size, dots, stride);
+    else
+        dot_blocks(false, a, n_a, b, n_b, size, dots, stride);
     return KVC_OK;
 }
 
@@ -99,11 +124,11 @@ V_INLINE vf exp_lanes(vf x)
  */
 static inline float max_logit(const float *s, uint64_t mask, float m)
 {
-    vf max = v_set1(m);
+    vf max = v_set1(-INFINITY);
     V_UNROLL
     for (int t = 0; t < 64; t += VLEN)
         max = v_max(v_select(m_bits(mask >> t), v_load(s + t), v_set1(-INFINITY)), max);
-    const float largest = v_hmax(max);
+    const float block_max = v_hmax(max), largest = block_max > m ? block_max : m;
     if (largest != 0.0f)
         return largest;
     for (int t = 0; t < 64; t++)
@@ -148,7 +173,7 @@ kvc_status KVC_FN(kvc_lse_block)(const struct kvc_queue *queue, const float *s,
         const vf new_m = v_load(max);
         const vf new_l = v_add(v_mul(old_l, exp_lanes(v_sub(old_m, new_m))), v_hadd_all(sums));
         const vm empty = v_lt(new_m, v_set1(-FLT_MAX));
-        v_store_n(m + first, v_select(empty, old_m, new_m), n);
+        v_store_n(m + first, new_m, n);
         v_store_n(l + first, v_select(empty, old_l, new_l), n);
     }
     return KVC_OK;

@@ -1,0 +1,51 @@
+/* Policies of the cache by name. */
+#include "policies.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Of the rows that "heavy" keeps, one in so many is a newest token whatever its score. */
+enum { RECENT_PART = 2 };
+
+static const float heavy_decay = 0.999f;
+
+static bool parse_share(const char *text, double *share)
+{
+    char *end;
+
+    if (!text)
+        return true;
+    *share = strtod(text + 1, &end);
+    return end != text + 1 && !*end && *share > 0.0 && *share <= 1.0;
+}
+
+bool policy_parse(const char *text, size_t n_context, struct named_policy *out,
+                  struct failure *failure)
+{
+    const char *colon = strchr(text, ':');
+    char name[16];
+    double share = 0.5;
+
+    snprintf(name, sizeof(name), "%.*s", (int)(colon ? colon - text : 15), text);
+    snprintf(out->name, sizeof(out->name), "%s", text);
+    out->is_used = strcmp(text, "none") != 0;
+    out->score_decay = 1.0f;
+    kvc_policy_default(&out->policy);
+    if (!out->is_used || kvc_policy_preset(text, &out->policy) == KVC_OK)
+        return true;
+    const bool is_heavy = strcmp(name, "heavy") == 0;
+    if (!is_heavy && strcmp(name, "window") != 0)
+        return fail_with(failure,
+                         "\"%.40s\" is no policy; none, window, heavy, light, balanced, "
+                         "aggressive and extreme are",
+                         text);
+    if (!parse_share(colon, &share) || share * (double)n_context < 1.0)
+        return fail_with(failure, "\"%.40s\": the share of the rows must be above 0, at most 1",
+                         text);
+    out->policy.max_rows = (int32_t)(share * (double)n_context);
+    out->policy.source = is_heavy ? KVC_SOURCE_SUMS : KVC_SOURCE_AGE;
+    out->policy.last_tokens = out->policy.max_rows / RECENT_PART;
+    out->score_decay = is_heavy ? heavy_decay : 1.0f;
+    return true;
+}
