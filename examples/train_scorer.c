@@ -1,5 +1,4 @@
-/* Train scorers that find the patches of an object, write them as files, and rank patches with
- * them. Usage: train_scorer [FILE] - FILE receives the convolution. */
+/* Train scorers that find an object's patches and rank with them; [FILE] receives the last one. */
 #include <kvc/kvc.h>
 #include <math.h>
 #include <stdio.h>
@@ -32,19 +31,20 @@ static void make_image(uint32_t *state, struct image *image)
 /* One step of gradient descent on the cross entropy of one image; the last weight is the bias. */
 static void train(const struct image *image, int taps, float *w)
 {
+    const int n = taps * DIM;
     float grad[TAPS * DIM + 1] = {0};
     for (int i = 0; i < TOKENS; i++) {
-        float seen[TAPS * DIM + 1], z = w[taps * DIM]; /* by the taps: zeros beyond the row */
-        for (int j = 0; j < taps * DIM; j++) {
+        float seen[TAPS * DIM + 1], z = w[n]; /* by the taps: zeros beyond the row */
+        for (int j = 0; j < n; j++) {
             const int x = i % SIDE + j / DIM - taps / 2;
             seen[j] = x >= 0 && x < SIDE ? image->x[i - i % SIDE + x][j % DIM] : 0.0f;
             z += w[j] * seen[j];
         }
-        seen[taps * DIM] = 1.0f;
-        for (int j = 0; j <= taps * DIM; j++)
+        seen[n] = 1.0f;
+        for (int j = 0; j <= n; j++)
             grad[j] += (1.0f / (1.0f + expf(-z)) - (float)image->object[i]) * seen[j] / TOKENS;
     }
-    for (int j = 0; j <= taps * DIM; j++)
+    for (int j = 0; j <= n; j++)
         w[j] -= 0.5f * grad[j];
 }
 
@@ -69,7 +69,7 @@ static double rank(kvc_ctx *ctx, const void *file, size_t n, struct image *image
 
 int main(int argc, char **argv)
 {
-    static struct image images[IMAGES], unseen;
+    static struct image images[IMAGES + 1]; /* the last is not seen in training */
     unsigned char file[512];
     uint32_t state = 1;
     size_t n = 0;
@@ -77,18 +77,18 @@ int main(int argc, char **argv)
     int failed = kvc_ctx_create(NULL, &ctx) != KVC_OK;
 
     for (int i = 0; i <= IMAGES; i++)
-        make_image(&state, i < IMAGES ? &images[i] : &unseen);
+        make_image(&state, &images[i]);
     for (int taps = 1; taps <= TAPS && !failed; taps += 2) {
         float w[TAPS * DIM + 1] = {0};
         for (int s = 0; s < STEPS * IMAGES; s++)
             train(&images[s % IMAGES], taps, w);
         kvc_scorer_desc desc = {sizeof(desc), .n_in = DIM, .kernel = taps, .weights = w};
-        desc.kind = taps == 1 ? KVC_SCORER_LINEAR : KVC_SCORER_CONV1D;
+        desc.kind = taps > 1 ? KVC_SCORER_CONV1D : KVC_SCORER_LINEAR;
         desc.activation = KVC_ACTIVATION_SIGMOID;
         desc.row_padding = taps > 1;
-        desc.bias = w[taps * DIM];
+        desc.bias = w[(size_t)taps * DIM];
         failed = kvc_scorer_encode(&desc, file, sizeof(file), &n) != KVC_OK;
-        const double share = failed ? -1.0 : rank(ctx, file, n, &unseen);
+        const double share = failed ? -1.0 : rank(ctx, file, n, &images[IMAGES]);
         printf("%d of a row: %zu bytes, %.1f %% of the pairs in order\n", taps, n, 100.0 * share);
         failed = share < 0.5;
     }

@@ -7,6 +7,7 @@
 #include "arena.h"
 #include "check.h"
 #include "ctx.h"
+#include "score.h"
 
 static const kvc_score_options defaults = {
     .struct_size = sizeof(defaults),
@@ -33,11 +34,6 @@ void kvc_score_options_init(kvc_score_options *options, size_t struct_size)
 void kvc_refine_options_init(kvc_refine_options *options, size_t struct_size)
 {
     kvc_struct_init(options, struct_size, &refine_defaults, sizeof(refine_defaults));
-}
-
-static bool has_bit(const uint64_t *bits, size_t i)
-{
-    return bits && (bits[i / 64] >> i % 64 & 1);
 }
 
 /* A number that may be a score or a weight. */
@@ -322,7 +318,7 @@ kvc_status kvc_score_attention(const float *attention, const kvc_attention_shape
         return KVC_OK;
     KVC_CHECK(attention && scores, KVC_E_ARG);
     const size_t need = carve(ws, &job);
-    KVC_CHECK(ws && (uintptr_t)ws % 64 == 0 && ws_size >= need, KVC_E_WORKSPACE);
+    KVC_CHECK(workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
     KVC_TRY(check_rows(&job));
 
     memset(scores, 0, n * sizeof(*scores));

@@ -8,6 +8,7 @@
 #include "arena.h"
 #include "check.h"
 #include "ctx.h"
+#include "score.h"
 
 struct choice {
     const kvc_ctx *ctx;
@@ -39,11 +40,6 @@ static const kvc_choose_options defaults = {
 void kvc_choose_options_init(kvc_choose_options *options, size_t struct_size)
 {
     kvc_struct_init(options, struct_size, &defaults, sizeof(defaults));
-}
-
-static bool has_bit(const uint64_t *bits, size_t i)
-{
-    return bits && (bits[i / 64] >> i % 64 & 1);
 }
 
 static kvc_status take_options(const kvc_choose_options *options, kvc_choose_options *out)
@@ -273,7 +269,7 @@ kvc_status kvc_choose_tokens(kvc_ctx *ctx, const float *scores, const kvc_view *
         if (features && c.options.diversity > 0.0f)
             c.features = features;
         const size_t need = carve(ws, &c, c.features ? features->head_dim : 0);
-        KVC_CHECK(ws && (uintptr_t)ws % 64 == 0 && ws_size >= need, KVC_E_WORKSPACE);
+        KVC_CHECK(workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
         KVC_TRY(choose_all(&c));
     }
     *n = 0;

@@ -8,6 +8,7 @@
 #include "check.h"
 #include "ctx.h"
 #include "kernels/half.h"
+#include "score.h"
 
 enum {
     HEADER = 64, /* bytes before the payload */
@@ -25,8 +26,8 @@ struct kvc_scorer {
     kvc_allocator mem;
     kvc_scorer_desc desc; /* without pointers */
     size_t n_in, kernel, stride;
-    float *weights;          /* [kernel][stride], times inv_std */
-    double taps[MAX_KERNEL]; /* what each adds beside x: - sum of weights * mean */
+    double taps[MAX_KERNEL];      /* what each adds beside x: - sum of weights * mean */
+    _Alignas(64) float weights[]; /* [kernel][stride], times inv_std */
 };
 
 static uint32_t get(const uint8_t *at, size_t n)
@@ -42,6 +43,8 @@ static void put(uint8_t *at, uint32_t x, size_t n)
     for (size_t i = 0; i < n; i++)
         at[i] = (uint8_t)(x >> 8 * i);
 }
+
+static const uint8_t magic[4] = {'K', 'V', 'C', 'S'};
 
 /* CRC-32 (polynomial 0xedb88320, as in zip), four bits at a time. */
 static uint32_t crc32_of(const uint8_t *bytes, size_t n)
@@ -121,7 +124,7 @@ static void put_payload(const kvc_scorer_desc *d, uint8_t *at)
 static void put_header(const kvc_scorer_desc *d, size_t n_payload, uint8_t *at)
 {
     memset(at, 0, HEADER);
-    memcpy(at, "KVCS", 4);
+    memcpy(at, magic, sizeof(magic));
     put(at + 4, VERSION, 2);
     put(at + 6, (uint32_t)d->kind, 2);
     put(at + 8, (uint32_t)d->n_in, 4);
@@ -159,7 +162,8 @@ kvc_status kvc_scorer_encode(const kvc_scorer_desc *desc, void *bytes, size_t si
 /* The header of a file of n bytes, all of it checked but the numbers. */
 static kvc_status read_header(const uint8_t *at, size_t n, kvc_scorer_desc *d, bool *norm)
 {
-    KVC_CHECK(n >= HEADER && memcmp(at, "KVCS", 4) == 0 && get(at + 4, 2) == VERSION, KVC_E_FORMAT);
+    KVC_CHECK(n >= HEADER && memcmp(at, magic, sizeof(magic)) == 0 && get(at + 4, 2) == VERSION,
+              KVC_E_FORMAT);
     const uint32_t flags = get(at + 16, 4), n_in = get(at + 8, 4);
     KVC_CHECK(flags <= (FLAG_NORM | FLAG_ROWS) && n_in <= MAX_WEIGHTS && get(at + 60, 4) == 0 &&
                   at[14] <= 1,
@@ -232,22 +236,15 @@ kvc_status kvc_scorer_create(kvc_ctx *ctx, const void *bytes, size_t n, kvc_scor
     KVC_CHECK(ctx && bytes, KVC_E_ARG);
     KVC_TRY(read_header(bytes, n, &desc, &norm));
     const size_t kernel = (size_t)desc.kernel, stride = kvc_attend_stride((size_t)desc.n_in);
-    struct kvc_arena arena = {0};
-    kvc_arena_take(&arena, 1, sizeof(kvc_scorer), 64);
-    kvc_arena_take(&arena, kernel * stride, sizeof(float), 64);
-    KVC_CHECK(!arena.overflow, KVC_E_NOMEM);
-    kvc_scorer *s = ctx->mem.alloc(ctx->mem.user, arena.used, 64);
+    const size_t size = sizeof(kvc_scorer) + kernel * stride * sizeof(float);
+    kvc_scorer *s = ctx->mem.alloc(ctx->mem.user, size, 64);
     KVC_CHECK(s, KVC_E_NOMEM);
-
-    arena = (struct kvc_arena){.base = (char *)s};
-    kvc_arena_take(&arena, 1, sizeof(*s), 64);
     *s = (kvc_scorer){
         .mem = ctx->mem,
         .desc = desc,
         .n_in = (size_t)desc.n_in,
         .kernel = kernel,
         .stride = stride,
-        .weights = kvc_arena_take(&arena, kernel * stride, sizeof(float), 64),
     };
     const kvc_status status = read_payload(s, (const uint8_t *)bytes + HEADER, norm);
     if (status != KVC_OK) {
@@ -343,7 +340,7 @@ kvc_status kvc_scorer_apply(kvc_ctx *ctx, const kvc_scorer *scorer, const kvc_vi
         return KVC_OK;
     KVC_CHECK(scores, KVC_E_ARG);
     const size_t need = carve(ws, &run);
-    KVC_CHECK(ws && (uintptr_t)ws % 64 == 0 && ws_size >= need, KVC_E_WORKSPACE);
+    KVC_CHECK(workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
 
     KVC_TRY(multiply(&run, ctx, x));
     const size_t n_cols = (size_t)grid->n_cols;

@@ -56,13 +56,33 @@ expect 0 "$engine" compare --model "$model" --file "$dir/text.txt" --context 256
     --recent 0 --imm --json
 json "[r['kv'] for r in d['rows']] == ['f16', 'int8', 'int4', 'int8-imm', 'int4-imm']"
 json "d['context'] == 256 and d['tokens'] == 256 and d['model'].endswith('.gguf')"
-json "all(set(r) == {'kv', 'ppl', 'ppl_change_pct', 'kl', 'top1', 'bits_per_element', \
+json "all(set(r) == {'kv', 'policy', 'ppl', 'ppl_change_pct', 'kl', 'top1', 'bits_per_element', \
 'bytes_per_token', 'fixed_bytes', 'decode_tok_s'} for r in d['rows'])"
-json "all(math.isfinite(v) for r in d['rows'] for k, v in r.items() if k != 'kv')"
+json "all(math.isfinite(v) for r in d['rows'] for k, v in r.items() if k not in ('kv', 'policy'))"
 json "d['rows'][0]['kl'] == 0 and 0 < d['rows'][1]['kl'] < d['rows'][2]['kl']"
 json "[r['bits_per_element'] for r in d['rows'][:3]] == [16, 8.25, 4.25]"
 json "d['rows'][0]['bytes_per_token'] > d['rows'][1]['bytes_per_token'] > \
 d['rows'][2]['bytes_per_token']"
+
+expect 2 "$engine" compare --model "$model" --file "$dir/text.txt" --policy heavy:2
+expect 2 "$engine" compare --model "$model" --file "$dir/text.txt" --tune --policy window
+expect 0 "$engine" compare --model "$model" --file "$dir/text.txt" --context 512 --chunks 1 \
+    --recent 64 --policy none,window:0.25,heavy:0.25,balanced,extreme --json
+json "[(r['kv'], r['policy']) for r in d['rows']] == [('f16', 'none'), ('f16', 'window:0.25'), \
+('f16', 'heavy:0.25'), ('int8', 'balanced'), ('int4', 'extreme')]"
+json "all(r['kl'] > 0 for r in d['rows'][1:])"
+json "all(0.2 < r['bytes_per_token'] / d['rows'][0]['bytes_per_token'] < 0.45 \
+for r in d['rows'][1:3])"
+json "d['rows'][3]['bits_per_element'] == 8.25 and 4.25 < d['rows'][4]['bits_per_element'] < 8"
+
+expect 0 "$engine" compare --model "$model" --file "$dir/text.txt" --context 256 --chunks 1 \
+    --tune --tune-limit 0.001 --json
+json "set(d) == {'model', 'context', 'tokens', 'limit', 'rate', 'rows'} and d['limit'] == 0.001"
+json "all(set(r) == {'rate', 'kv', 'ppl', 'ppl_change_pct', 'kl', 'top1', 'bytes_per_token'} \
+for r in d['rows'])"
+json "[round(10 * r['rate']) for r in d['rows']] == [0, 2, 3, 4, 5, 6, 7, 8][:len(d['rows'])]"
+json "d['rate'] == max(r['rate'] for r in d['rows'] if r['kl'] <= d['limit'])"
+json "all(r['kl'] <= d['limit'] for r in d['rows'][:-1]) and d['rows'][-1]['kl'] > d['limit']"
 
 expect 2 "$engine" long --model "$model" --file "$dir/text.txt" --contexts 300 --bucket 256
 expect 1 "$engine" long --model "$model" --file "$dir/text.txt"

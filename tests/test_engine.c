@@ -469,49 +469,6 @@ static void arguments_are_checked(void **state)
     assert_string_equal(text, "--n");
 }
 
-static void lists_end_where_their_items_do(void **state)
-{
-    const char *list = "f16,,int8-long", *none = NULL;
-    char item[5];
-
-    (void)state;
-    assert_true(args_next_item(&list, item, sizeof(item)));
-    assert_string_equal(item, "f16");
-    assert_true(args_next_item(&list, item, sizeof(item)));
-    assert_string_equal(item, "");
-    assert_true(args_next_item(&list, item, sizeof(item)));
-    assert_string_equal(item, "int8");
-    assert_false(args_next_item(&list, item, sizeof(item)));
-    assert_false(args_next_item(&none, item, sizeof(item)));
-}
-
-/* The fastest pair stays, the slowest turns by the factor less. */
-static void scalings_stretch_the_context(void **state)
-{
-    const struct model_shape shape = {.n_rot = 64, .n_context = 8192, .rope_base = 100000.0};
-    static const char *const names[] = {"ntk", "yarn"};
-    double trained[32], scaled[32], magnitude;
-    struct failure failure;
-    kvc_rope rope;
-
-    (void)state;
-    assert_true(rotation_init(&shape, "none", 2.0, &rope, &failure));
-    assert_int_equal(kvc_rope_frequencies(&rope, NULL, trained, NULL), KVC_OK);
-    assert_true(rotation_check_context(&shape, &rope, 8192, &failure));
-    assert_false(rotation_check_context(&shape, &rope, 8193, &failure));
-    for (size_t i = 0; i < 2; i++) {
-        assert_true(rotation_init(&shape, names[i], 2.0, &rope, &failure));
-        assert_int_equal(kvc_rope_frequencies(&rope, NULL, scaled, &magnitude), KVC_OK);
-        assert_true(scaled[0] == trained[0]);
-        assert_true(fabs(scaled[31] / trained[31] - 0.5) < 1e-12);
-        assert_true(fabs(magnitude - (i ? 1.0 + 0.1 * log(2.0) : 1.0)) < 1e-12);
-        assert_true(rotation_check_context(&shape, &rope, 16384, &failure));
-        assert_false(rotation_check_context(&shape, &rope, 16385, &failure));
-    }
-    assert_false(rotation_init(&shape, "linear", 2.0, &rope, &failure));
-    assert_false(rotation_init(&shape, "ntk", 0.5, &rope, &failure));
-}
-
 static void commands_tell_wrong_usage_from_failure(void **state)
 {
     char *none[] = {NULL};
@@ -520,12 +477,16 @@ static void commands_tell_wrong_usage_from_failure(void **state)
     char *no_model[] = {"--model", "/nonexistent", "--prompt", "p"};
     char *bad_contexts[] = {"--model", "m", "--file", "f", "--contexts", "8192,1000"};
     char *bad_rope[] = {"--model", "m", "--file", "f", "--rope", "none,linear"};
+    char *bad_policy[] = {"--model", "m", "--file", "f", "--policy", "heavy:0"};
+    char *two_tuned[] = {"--model", "m", "--file", "f", "--tune", "--kv", "f16,int8"};
     char *bad_seed[] = {"--model", "m", "--prompt", "p", "--top-p", "0"};
 
     (void)state;
     assert_int_equal(generate_command(0, none), EXIT_USAGE);
     assert_int_equal(compare_command(0, none), EXIT_USAGE);
     assert_int_equal(compare_command(6, bad_list), EXIT_USAGE);
+    assert_int_equal(compare_command(6, bad_policy), EXIT_USAGE);
+    assert_int_equal(compare_command(7, two_tuned), EXIT_USAGE);
     assert_int_equal(long_command(0, none), EXIT_USAGE);
     assert_int_equal(long_command(6, bad_contexts), EXIT_USAGE);
     assert_int_equal(long_command(6, bad_rope), EXIT_USAGE);
@@ -543,8 +504,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(top_p_keeps_only_the_best),
         cmocka_unit_test(greedy_takes_the_lowest_of_equals),
         cmocka_unit_test(arguments_are_checked),
-        cmocka_unit_test(lists_end_where_their_items_do),
-        cmocka_unit_test(scalings_stretch_the_context),
         cmocka_unit_test(commands_tell_wrong_usage_from_failure),
     };
     const struct CMUnitTest with_model[] = {

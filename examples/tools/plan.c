@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "args.h"
+#include "plan_fill.h"
 #include "plan_model.h"
 
 enum { DONE = 0, FAILED = 1, USAGE = 2 };
@@ -19,13 +20,14 @@ struct options {
     uint64_t budget, memory, overhead; /* what the texts say */
     int64_t n_layers, n_heads, n_kv_heads, head_dim, head_dim_v, at;
     double n_params, weight_bits, visual_share;
-    bool json;
+    bool fill, json;
 };
 
 struct row {
     kvc_plan_profile profile;
     double bytes_per_token;
     int64_t tokens;
+    uint64_t cache_bytes; /* of a cache filled with the tokens asked for */
 };
 
 struct plan {
@@ -154,14 +156,27 @@ static bool fill_rows(const struct options *o, struct plan *plan, struct failure
     return status == KVC_OK || fail_with(failure, "the model's shape: %s", kvc_status_str(status));
 }
 
-static void print_json(const struct plan *plan)
+static bool fill_caches(const struct options *o, struct plan *plan, struct failure *failure)
+{
+    for (size_t i = 0; i < N_PROFILES && o->at > 0; i++)
+        if (!plan_fill(&plan->model, &plan->rows[i].profile, o->at, o->fill,
+                       &plan->rows[i].cache_bytes, failure))
+            return false;
+    return true;
+}
+
+static void print_json(const struct options *o, const struct plan *plan)
 {
     printf("{\"budget_bytes\":%llu,\"rows\":[", (unsigned long long)plan->budget);
     for (size_t i = 0; i < N_PROFILES; i++) {
         const struct row *row = &plan->rows[i];
         printf("%s\n{\"profile\":\"%s\",\"bytes_per_token\":%.15g,\"tokens\":%lld,"
-               "\"cache_bytes\":null}",
+               "\"cache_bytes\":",
                i ? "," : "", row->profile.name, row->bytes_per_token, (long long)row->tokens);
+        if (o->at > 0)
+            printf("%llu}", (unsigned long long)row->cache_bytes);
+        else
+            printf("null}");
     }
     printf("\n]}\n");
 }
@@ -176,17 +191,25 @@ static void print_table(const struct options *o, const struct plan *plan)
            m->n_layers, m->n_kv_heads, m->head_dim_k, m->head_dim_v, 100.0 * o->visual_share);
     printf("Budget: %llu bytes (%.2f GiB).\n\n", (unsigned long long)plan->budget,
            (double)plan->budget * 0x1p-30);
-    printf("%-10s %7s %7s %6s %6s %14s %8s %12s\n", "profile", "pruned", "rounds", "heavy", "rest",
+    printf("%-10s %7s %7s %6s %6s %14s %8s %12s", "profile", "pruned", "rounds", "heavy", "rest",
            "bytes a token", "of F16", "tokens");
+    printf(o->at > 0 ? " %16s\n" : "\n", "cache bytes");
     for (size_t i = 0; i < N_PROFILES; i++) {
         const struct row *row = &plan->rows[i];
         const kvc_plan_profile *p = &row->profile;
-        printf("%-10s %5.0f %% %7d %4.0f %% %6s %14.1f %6.1f %% %12lld\n", p->name,
+        printf("%-10s %5.0f %% %7d %4.0f %% %6s %14.1f %6.1f %% %12lld", p->name,
                100.0 * p->prune_rate, p->merge_rounds, 100.0 * p->heavy_share, formats[p->k],
                row->bytes_per_token, 100.0 * row->bytes_per_token / plan->rows[0].bytes_per_token,
                (long long)row->tokens);
+        if (o->at > 0)
+            printf(" %16llu", (unsigned long long)row->cache_bytes);
+        printf("\n");
     }
     printf("\nRows only, on average: codes and parameters. Heavy: rows that stay F16.\n");
+    if (o->at > 0)
+        printf("Cache bytes: everything in use after %lld tokens, exact recent rows and tables "
+               "included.\n",
+               (long long)o->at);
 }
 
 static int run(const struct options *o)
@@ -195,12 +218,12 @@ static int run(const struct options *o)
     struct failure failure;
 
     if (!find_model(o, &plan, &failure) || !find_budget(o, &plan, &failure) ||
-        !fill_rows(o, &plan, &failure)) {
+        !fill_rows(o, &plan, &failure) || !fill_caches(o, &plan, &failure)) {
         fprintf(stderr, "kvc-plan: %s\n", failure.text);
         return FAILED;
     }
     if (o->json)
-        print_json(&plan);
+        print_json(o, &plan);
     else
         print_table(o, &plan);
     if (fflush(stdout) != 0 || ferror(stdout)) {
@@ -230,7 +253,10 @@ int main(int argc, char **argv)
         {"weight-bits", ARG_REAL, &o.weight_bits, "B", "bits of a weight", 0.1, 64},
         {"overhead", ARG_TEXT, &o.overhead_text, "SIZE", "activations, buffers, driver (0)", 0, 0},
         {"visual-share", ARG_REAL, &o.visual_share, "V", "visual tokens of all tokens (1)", 0, 1},
-        {"at", ARG_INTEGER, &o.at, "N", "tokens of which a cache is filled", 1, INT32_MAX},
+        {"at", ARG_INTEGER, &o.at, "N", "all bytes of a cache filled with so many tokens", 1,
+         1 << 24},
+        {"fill", ARG_FLAG, &o.fill, "", "with --at: fill all layers and heads, not one of them", 0,
+         0},
         {"json", ARG_FLAG, &o.json, "", "print JSON", 0, 0},
     };
     const size_t n_args = sizeof(args) / sizeof(*args);

@@ -120,7 +120,7 @@ static inline void kvc_score_options_default(kvc_score_options *options)
  *
  * @retval KVC_OK           Done.
  * @retval KVC_E_ARG        weight is NULL, layer or an option is out of range, layer_weights is
- * NULL where it is needed, or its value is negative. Nothing was written.
+ *                          missing, or its value is negative. Nothing was written.
  * @retval KVC_E_NONFINITE  The weight is NaN or infinite. Nothing was written.
  *
  * Threads: any. Cost: constant.
@@ -176,8 +176,8 @@ KVC_API kvc_status kvc_score_attention_workspace_size(const kvc_attention_shape 
  * The article's score_visual_tokens(), the mean over layers and heads of the last text token's row,
  * is: layers KVC_LAYERS_ALL, n_queries 1, attention at that row and the first visual column.
  *
- * @param attention    Non-negative; what layers, heads and queries of weight 0 and masked tokens
- * hold is not read.
+ * @param attention    Non-negative; what layers, heads and queries of weight 0 and masked
+ *                     tokens hold is not read.
  * @param shape        Its shape.
  * @param options      NULL: the defaults.
  * @param[out] scores  [n_tokens]; may not overlap @p attention.
@@ -274,7 +274,7 @@ KVC_API kvc_status kvc_score_queries_workspace_size(size_t n_queries, size_t n_h
  *                            or infinite. Nothing was written but the workspace.
  * @retval KVC_E_UNSUPPORTED  head_dim is above KVC_MAX_HEAD_DIM. Nothing was written.
  * @retval KVC_E_WORKSPACE    The workspace is missing, too small or misaligned. Nothing was
- * written.
+ *                            written.
  *
  * Memory: allocates nothing. Threads: the KV heads run through parallel_for; the result does not
  * depend on it. Cost: each key is read and multiplied once; two exponentials a logit, one if lse is
@@ -405,8 +405,8 @@ static inline void kvc_refine_options_default(kvc_refine_options *options)
  *                     of an entropy.
  *
  * @retval KVC_OK           Done; a grid without tokens writes nothing.
- * @retval KVC_E_ARG        A pointer is NULL, the grid or an option is wrong, a score is negative
- * or a texture outside [0, 1]. Nothing was written.
+ * @retval KVC_E_ARG        A pointer is NULL, the grid or an option is wrong, a score is
+ *                          negative or a texture outside [0, 1]. Nothing was written.
  * @retval KVC_E_NONFINITE  A score, texture or option is NaN or infinite. Nothing was written.
  *
  * Memory: allocates nothing. Threads: any. Cost: two or three passes.
@@ -483,8 +483,9 @@ KVC_API kvc_status kvc_choose_tokens_workspace_size(const kvc_grid *grid, size_t
  * @param ws_size      At least what kvc_choose_tokens_workspace_size() tells.
  *
  * @retval KVC_OK           Done.
- * @retval KVC_E_ARG        A pointer is NULL, the grid, an option or the features' shape is wrong,
- * a score is negative, or forced does not fit. Nothing was written.
+ * @retval KVC_E_ARG        A pointer is NULL, the grid, an option or the features' shape is
+ *                          wrong, a score is negative, or forced does not fit. Nothing was
+ *                          written.
  * @retval KVC_E_NONFINITE  A score is infinite, or a feature of a token that may be chosen is NaN,
  *                          infinite or so large that its square is. Nothing was written but the
  *                          workspace.

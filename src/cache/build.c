@@ -21,10 +21,26 @@ void kvc_build_carve(kvc_cache *cache, struct kvc_arena *arena)
     }
 }
 
+/* The last slot that begins at or before an ordinal, of those that ascend: the unsealed ones. */
+static int32_t find_slot(const struct kvc_choice *c, int32_t ordinal)
+{
+    int32_t low = c->seq->first_unsealed, high = c->seq->n_slots;
+    while (high - low > 1) {
+        const int32_t mid = low + (high - low) / 2;
+        if (kvc_slot(c->cache, c->seq, mid)->first <= ordinal)
+            low = mid;
+        else
+            high = mid;
+    }
+    return low;
+}
+
 struct kvc_row_place kvc_find_row(const struct kvc_choice *c, int32_t pair, int32_t i)
 {
     const int32_t ordinal = kvc_fact(c->cache, c->seq, i)->ordinal;
-    for (int32_t slot = c->seq->n_slots - 1; slot >= 0; slot--) {
+    for (int32_t slot = find_slot(c, ordinal); slot >= 0; slot--) {
+        if (slot == c->seq->n_slots)
+            continue; /* all slots are sealed */
         struct kvc_column *column = kvc_slot(c->cache, c->seq, slot);
         const struct kvc_entry *e = &column->entries[pair];
         if (e->page < 0 || ordinal < column->first || ordinal >= column->end)
