@@ -11,7 +11,7 @@ resolve()
 {
     local dir
     to=
-    for dir in "${1%/*}" src include tests tests/support examples/engine; do
+    for dir in "${1%/*}" examples/engine src include tests tests/support; do
         if [ -f "$dir/$2" ]; then
             to=$dir/$2
             [[ $to != *..* ]] || to=$(realpath --relative-to=. "$to")

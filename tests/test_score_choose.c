@@ -239,6 +239,9 @@ static void the_cells_are_halved_until_the_floor_fits(void **state)
                          KVC_OK);
         count_cells(&grid, 2, 2, tokens, n, cells);
         assert_memory_equal(cells, cases[i].corners, sizeof(cells));
+        if (i == 0) { /* the first of equal ones in each */
+            assert_memory_equal(tokens, ((const int32_t[]){0, 2, 8, 10}), 4 * sizeof(int32_t));
+        }
     }
     const uint64_t forced = 1u << 0 | 1u << 1 | 1u << 4; /* three in one cell count as its floor */
     assert_int_equal(kvc_choose_tokens(best(state), scores, NULL, &grid, &forced, 6, NULL, tokens,

@@ -10,6 +10,7 @@ static const struct command {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"attend", "decode attention over a sealed cache, beside the read bandwidth", bench_attend},
+    {"compress", "scoring, pruning and merging of visual tokens after a prefill", bench_compress},
 };
 
 static const size_t n_commands = sizeof commands / sizeof *commands;

@@ -59,5 +59,6 @@ int bench_read_bandwidth(const struct bench_list *threads, double *gbps);
 
 /* The commands: arguments after the command's name. */
 int bench_attend(int argc, char **argv);
+int bench_compress(int argc, char **argv);
 
 #endif

@@ -41,6 +41,7 @@ struct compress_row {
     const char *step;
     size_t n_left; /* visual tokens afterwards */
     struct compress_time time;
+    struct compress_time cpu; /* processor time: does not count what other programs took */
     size_t n_parts;
     const char *parts[COMPRESS_MAX_PARTS];
     struct compress_time part_times[COMPRESS_MAX_PARTS];
@@ -55,7 +56,7 @@ struct compress_bench {
     size_t width;           /* elements of a row: n_kv_heads * head_dim */
     uint16_t *k, *v;        /* F16 [n_layers][n_all][width] */
     float *q, *out;         /* [COMPRESS_PROBES][n_heads][head_dim] */
-    float *given;           /* [n_tokens] scores */
+    float *given;           /* [n_all] scores */
     /* What the steps change. */
     uint16_t *work_k, *work_v; /* F16 [n_layers][n_tokens][width] */
     kvc_view *view_k, *view_v; /* [n_layers] of the tokens that are left */
@@ -65,32 +66,34 @@ struct compress_bench {
     float *similarity, *norms;
     kvc_merge_token *merge_tokens; /* [n_tokens] */
     kvc_merge_pair *pairs;         /* [n_tokens / 2] */
-    int32_t *rows, *map;           /* [n_tokens] */
+    int32_t *kept, *map, *rows;    /* [n_tokens] */
     void *ws;
     size_t ws_size;
     size_t n_left;
-    kvc_cache *cache; /* made when the first step asks for it */
+    kvc_cache *cache;
     kvc_seq seq;
-    kvc_token *tokens; /* [n_all] */
+    kvc_token *tokens;        /* [n_all] */
+    kvc_layer_report *layers; /* [n_layers] */
 };
 
 /* Rows of one layer, all or visual ones only, as they were. */
-kvc_view compress_view(const struct compress_bench *b, const uint16_t *x, size_t layer,
-                       bool visual);
+kvc_view compress_view(const struct compress_bench *b, uint16_t *x, size_t layer, bool visual);
 
-/* A step: prepare is not timed; policies are those of the cache. */
+/* A step; prepare is not timed, and may be NULL. */
 struct compress_step {
     const char *name;
     kvc_status (*prepare)(struct compress_bench *b);
     kvc_status (*run)(struct compress_bench *b, const struct compress_step *step,
                       struct compress_laps *laps);
-    bool window;    /* merging: in the window only */
-    bool null;      /* cache: without a policy */
-    bool scores;    /* cache: scores from the probes, else given */
-    int32_t rounds; /* cache: of merging */
+    bool window; /* merge only within the window */
+    /* Of the cache's own path: */
+    bool seal_only; /* no policy */
+    bool probes;    /* scores from the query rows, else given */
+    bool report;    /* with the estimated error of each layer */
+    int32_t rounds; /* of merging */
 };
 
-/* The cache's own path. */
+/* The cache's own path: a cache, a new sequence as after a prefill, and compressing it. */
 kvc_status compress_cache_open(struct compress_bench *b);
 kvc_status compress_cache_fill(struct compress_bench *b);
 kvc_status compress_cache_run(struct compress_bench *b, const struct compress_step *step,

@@ -89,15 +89,20 @@ kvc_status compress_cache_run(struct compress_bench *b, const struct compress_st
     if (status != KVC_OK)
         return status;
     policy.last_tokens = COMPRESS_PROBES;
+    policy.keep_min = 0;
     policy.merge_rounds = step->rounds;
     policy.merging.force_quarter = true;
-    if (!step->scores) {
+    if (!step->probes) {
         policy.source = KVC_SOURCE_CALLER;
-        policy.scores = b->all_scores;
+        policy.scores = b->given;
         policy.n_scores = b->n_all;
     }
+    kvc_report report = {.struct_size = sizeof report,
+                         .layers = b->layers,
+                         .n_layers = (int32_t)b->options->n_layers};
     compress_lap(laps, NULL);
-    status = kvc_cache_compress(b->cache, b->seq, step->null ? NULL : &policy, NULL, NULL);
+    status = kvc_cache_compress(b->cache, b->seq, step->seal_only ? NULL : &policy,
+                                step->report ? &report : NULL, NULL);
     compress_lap(laps, "kvc_cache_compress");
     b->n_left = (size_t)kvc_seq_n_rows(b->cache, b->seq, 0, 0) - COMPRESS_SINKS - COMPRESS_PROBES;
     return status;

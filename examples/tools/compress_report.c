@@ -20,7 +20,7 @@ void compress_print_json(const struct compress_bench *b, const struct compress_r
         const struct compress_row *row = &rows[i];
         printf("%s\n{\"step\":\"%s\",\"tokens_left\":%zu,", i ? "," : "", row->step, row->n_left);
         print_time(&row->time);
-        printf(",\"parts\":[");
+        printf(",\"cpu_ms\":%.3f,\"parts\":[", row->cpu.median);
         for (size_t p = 0; p < row->n_parts; p++) {
             printf("%s{\"part\":\"%s\",", p ? "," : "", row->parts[p]);
             print_time(&row->part_times[p]);
@@ -42,12 +42,12 @@ void compress_print_table(const struct compress_bench *b, const struct compress_
 {
     const struct compress_options *o = b->options;
     printf("%ld visual tokens, %ld layers, %ld/%ld heads of %ld, %s; milliseconds over %ld runs\n"
-           "\n%-32s %9s %9s %9s %7s\n",
+           "\n%-32s %9s %9s %9s %9s %7s\n",
            o->n_tokens, o->n_layers, o->n_heads, o->n_kv_heads, o->head_dim,
-           kvc_ctx_kernels(b->ctx), o->repeat, "step", "median", "min", "max", "tokens");
+           kvc_ctx_kernels(b->ctx), o->repeat, "step", "median", "min", "max", "cpu", "tokens");
     for (size_t i = 0; i < n_rows; i++) {
         print_line("", rows[i].step, &rows[i].time);
-        printf(" %7zu\n", rows[i].n_left);
+        printf(" %9.2f %7zu\n", rows[i].cpu.median, rows[i].n_left);
         for (size_t p = 0; p < rows[i].n_parts && rows[i].n_parts > 1; p++) {
             print_line("  ", rows[i].parts[p], &rows[i].part_times[p]);
             printf("\n");

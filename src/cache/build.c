@@ -310,8 +310,8 @@ static void build_pair(const struct kvc_choice *c, int32_t pair, size_t lane)
     for (int kind = 0; kind < 2; kind++)
         if (walk.pages[kind].column >= 0)
             seal(&b, kind, &walk.pages[kind]);
-    if (c->cache->params.probe_rows > 0)
-        kvc_probe_error(c, pair, lane, c->errors + 2 * (size_t)pair);
+    if (c->estimate)
+        kvc_probe_error(c, pair, KVC_PROBES_ALL, lane, c->errors + 2 * (size_t)pair);
 }
 
 /* Takes a page into a new column; columns appear as pages need them. */

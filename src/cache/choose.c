@@ -45,6 +45,8 @@ void kvc_choice_carve(kvc_cache *cache, struct kvc_arena *arena)
     c->weights = kvc_arena_take(arena, n_pairs, sizeof(float), 64);
     c->budgets = kvc_arena_take(arena, n_pairs, sizeof(int32_t), 64);
     c->errors = kvc_arena_take(arena, n_pairs, 2 * sizeof(double), 64);
+    c->seen_errors = kvc_arena_take(arena, n_pairs, 2 * sizeof(double), 64);
+    c->unseen_errors = kvc_arena_take(arena, n_pairs, 2 * sizeof(double), 64);
     c->ws = kvc_arena_take(arena, c->ws_size, 1, 64);
     c->head = kvc_arena_take(arena, n, sizeof(int32_t), 64);
     c->next = kvc_arena_take(arena, n, sizeof(int32_t), 64);
@@ -132,7 +134,8 @@ uint64_t kvc_rows_staying(const struct kvc_choice *c, const struct kvc_column *c
 
 /* The visual tokens of one image, in c->members. */
 struct image {
-    int32_t n;        /* tokens there are */
+    int32_t n;        /* tokens there are, without sinks */
+    int32_t n_sinks;  /* its tokens among the first of the sequence: they stay */
     int32_t original; /* tokens there were when the image was first judged */
     int32_t n_rows, n_cols;
     bool grid; /* each token has a cell of its own, and the grid fits the scratch */
@@ -171,6 +174,7 @@ static struct image find_image(const struct kvc_choice *c, int32_t first)
         if (!is_visual(fact) || fact->image != number)
             continue;
         kvc_bit_set(c->done, i);
+        image.n_sinks += fact->ordinal < 64 && c->seq->strip_live >> fact->ordinal & 1;
         if (!kvc_bit(c->group, i))
             continue;
         c->members[image.n++] = i;
@@ -179,7 +183,8 @@ static struct image find_image(const struct kvc_choice *c, int32_t first)
         image.n_rows = fact->row >= image.n_rows ? fact->row + 1 : image.n_rows;
         image.n_cols = fact->col >= image.n_cols ? fact->col + 1 : image.n_cols;
     }
-    image.original = image.n > image.original ? image.n : image.original;
+    const int32_t n_now = image.n + image.n_sinks;
+    image.original = n_now > image.original ? n_now : image.original;
     image.grid =
         image.grid && (int64_t)image.n_rows * image.n_cols <= c->n && cells_are_single(c, &image);
     return image;
@@ -325,6 +330,7 @@ static void prune_image(struct kvc_choice *c, int32_t first, kvc_gate *gate)
             (uint16_t)kvc_min32(image.original, UINT16_MAX);
     kvc_keep_count((size_t)image.original, rate, (size_t)c->policy->keep_min, &keep);
     const size_t n_forced = (size_t)force_visual(c, &image, c->places);
+    keep = keep > (size_t)image.n_sinks ? keep - (size_t)image.n_sinks : 0;
     keep = keep < n_forced ? n_forced : keep;
     if (rate == 0.0f || keep >= (size_t)image.n)
         return;

@@ -8,6 +8,9 @@
 
 enum { KVC_BUILD_LANES = 16 /* layers and heads that are built at a time */ };
 
+/* Kept query rows: all, or one half. */
+enum kvc_probe_part { KVC_PROBES_ALL, KVC_PROBES_OLDER, KVC_PROBES_NEWER };
+
 /*
  * What a policy decides. Index i is a place in the token table of the sequence; bitmaps have
  * `words` words a layer and head. The arrays are the cache's scratch; those of merging belong to
@@ -17,12 +20,14 @@ struct kvc_choice {
     kvc_cache *cache;
     struct kvc_sequence *seq;
     const kvc_policy *policy;
-    kvc_map *map;     /* or NULL */
-    float strength;   /* part of the policy's rates that is applied */
-    int32_t max_rows; /* 0: no limit */
-    bool only_rows;   /* no visual pruning, no row_rate: only max_rows counts */
-    int32_t n;        /* tokens in the table */
-    int32_t end;      /* slots first_unsealed ... end - 1 are built anew and sealed */
+    kvc_map *map;               /* or NULL */
+    enum kvc_probe_part probes; /* query rows that score */
+    float strength;             /* part of the policy's rates that is applied */
+    int32_t max_rows;           /* 0: no limit */
+    bool estimate;              /* measure what changes for the kept query rows */
+    bool only_rows;             /* no visual pruning, no row_rate: only max_rows counts */
+    int32_t n;                  /* tokens in the table */
+    int32_t end;                /* slots first_unsealed ... end - 1 are built anew and sealed */
     size_t words;
     uint64_t *live;    /* rows there are, without sinks */
     uint64_t *keep;    /* those that stay, by themselves or as the row of a group */
@@ -52,7 +57,9 @@ struct kvc_choice {
     int32_t *columns; /* new columns, in ascending ordinals */
     int32_t n_columns;
     uint64_t n_recoded;
-    double *errors; /* [n_pairs][2]: sums of |out' - out|^2 and |out|^2 */
+    /* [n_pairs][2], sums of |out' - out|^2 and |out|^2: of all that is done; of pruning alone, for
+     * the query rows that scored; the same for query rows that did not. */
+    double *errors, *seen_errors, *unseen_errors;
 };
 
 /* Carves the arrays of a choice and of merging. */
@@ -104,12 +111,14 @@ kvc_status kvc_policy_check(const kvc_cache *cache, const kvc_policy *policy, kv
 
 /* ---- probe.c ---- */
 
-/* Attention mass of the kept query rows on the tokens of one pair, added to mass[i]. */
+/* Attention mass of kept query rows on the tokens of one pair, added to mass[i]. */
 void kvc_probe_mass(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t pair,
-                    size_t lane, float *mass);
+                    enum kvc_probe_part part, size_t lane, float *mass);
 
-/* Sums of |out' - out|^2 and |out|^2 over the kept query rows: out' is over the new pages. */
-void kvc_probe_error(const struct kvc_choice *c, int32_t pair, size_t lane, double *error);
+/* Adds |out' - out|^2 and |out|^2 of kept query rows: out' is over the rows that stay and the new
+ * pages. */
+void kvc_probe_error(const struct kvc_choice *c, int32_t pair, enum kvc_probe_part part,
+                     size_t lane, double *error);
 
 /* ---- fuse.c ---- */
 

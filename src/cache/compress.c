@@ -45,16 +45,29 @@ static void report_before(const kvc_cache *cache, const struct kvc_sequence *seq
         };
 }
 
-/* Relative error of a layer, from the sums over its heads; NaN without query rows. */
-static double layer_error(const struct kvc_choice *c, int32_t layer)
+/* Relative square error of a layer, from the sums over its heads. */
+static double square_error(const kvc_cache *cache, const double *errors, int32_t layer)
 {
     double change = 0.0, size = 0.0;
-    for (int32_t h = 0; h < c->cache->params.n_kv_heads; h++) {
-        const double *error = c->errors + 2 * (size_t)kvc_pair(c->cache, layer, h);
+    for (int32_t h = 0; h < cache->params.n_kv_heads; h++) {
+        const double *error = errors + 2 * (size_t)kvc_pair(cache, layer, h);
         change += error[0];
         size += error[1];
     }
-    return size > 0.0 ? sqrt(change / size) : NAN;
+    return size > 0.0 ? change / size : NAN;
+}
+
+/*
+ * Estimated relative error of a layer for coming queries; NaN without query rows. Rows that scored
+ * think too well of what they kept: pruning is worse, by as much as it was in two trials in which
+ * half of the rows scored and the others looked.
+ */
+static double layer_error(const struct kvc_choice *c, int32_t layer)
+{
+    const double done = square_error(c->cache, c->errors, layer);
+    const double bias = square_error(c->cache, c->unseen_errors, layer) -
+                        square_error(c->cache, c->seen_errors, layer);
+    return sqrt(done + (bias > 0.0 ? bias : 0.0)); /* NaN is not: nothing was tried */
 }
 
 static void report_after(const kvc_cache *cache, const struct kvc_sequence *seq,
@@ -85,17 +98,73 @@ static void report_after(const kvc_cache *cache, const struct kvc_sequence *seq,
     kvc_struct_write(report, &r, sizeof(r));
 }
 
+/* The error of pruning alone for a part of the query rows. */
+struct trial {
+    struct kvc_choice c;
+    enum kvc_probe_part part;
+    double *errors;
+    size_t n_lanes;
+};
+
+static void trial_lane(void *arg, size_t lane)
+{
+    const struct trial *t = arg;
+    for (int32_t pair = (int32_t)lane; pair < t->c.cache->n_pairs; pair += (int32_t)t->n_lanes)
+        kvc_probe_error(&t->c, pair, t->part, lane, t->errors + 2 * (size_t)pair);
+}
+
+static void add_error(const struct kvc_choice *c, enum kvc_probe_part part, double *errors)
+{
+    const size_t n = (size_t)c->cache->n_pairs;
+    struct trial t = {.c = *c,
+                      .part = part,
+                      .errors = errors,
+                      .n_lanes = n < KVC_BUILD_LANES ? n : KVC_BUILD_LANES};
+    t.c.end = c->seq->first_unsealed; /* nothing is built */
+    kvc_ctx_parallel(c->cache->ctx, t.n_lanes, trial_lane, &t);
+}
+
+/* Decides with one half of the query rows at a time, and lets the other half look at it. */
+static void cross_check(struct kvc_choice *c)
+{
+    kvc_map *map = c->map;
+    c->map = NULL;
+    c->probes = KVC_PROBES_OLDER;
+    kvc_choose(c);
+    add_error(c, KVC_PROBES_NEWER, c->unseen_errors);
+    c->probes = KVC_PROBES_NEWER;
+    kvc_choose(c);
+    add_error(c, KVC_PROBES_OLDER, c->unseen_errors);
+    c->probes = KVC_PROBES_ALL;
+    c->map = map;
+}
+
+/* Whether anything but sealing will be done to rows by their scores. */
+static bool prunes(const struct kvc_choice *c)
+{
+    return c->policy->visual_rate > 0.0f || c->policy->row_rate > 0.0f || c->policy->max_rows > 0;
+}
+
 /* Decides, builds the new pages and measures what changes; KVC_E_FULL leaves nothing behind. */
 static kvc_status attempt(struct kvc_choice *c)
 {
     const kvc_policy *policy = c->policy;
     const int32_t rounds = (int32_t)ceilf((float)policy->merge_rounds * c->strength);
+    const size_t error_bytes = 2 * (size_t)c->cache->n_pairs * sizeof(double);
+    const bool check = c->estimate && policy->source == KVC_SOURCE_PROBES && prunes(c);
 
     c->n_columns = 0;
     c->n_recoded = 0;
     memset(c->built, 0, (size_t)c->cache->n_pairs * c->words * sizeof(*c->built));
+    memset(c->errors, 0, error_bytes);
+    memset(c->seen_errors, 0, error_bytes);
+    memset(c->unseen_errors, 0, error_bytes);
+    if (check)
+        cross_check(c);
     kvc_choose(c);
     KVC_CHECK(kvc_build_fits(c), KVC_E_FULL);
+    if (check)
+        add_error(c, KVC_PROBES_ALL, c->seen_errors);
     for (int32_t g = 0; g < kvc_n_groups(c); g++) {
         kvc_fuse(c, g, rounds);
         kvc_build(c, g);
@@ -157,6 +226,8 @@ kvc_status kvc_cache_compress(kvc_cache *cache, kvc_seq seq, const kvc_policy *p
     if (policy) {
         kvc_choice_start(&c, cache, s, &checked, map);
         c.end = kvc_seal_end(cache, s, true);
+        c.estimate = cache->params.probe_rows > 0 &&
+                     ((report && report->layers) || checked.max_rel_err > 0.0f);
         status = carry_out(&c);
     } else {
         status = kvc_seal_slots(cache, s, kvc_seal_end(cache, s, true));

@@ -86,20 +86,28 @@ struct probes {
     const kvc_cache *cache;
     struct kvc_probe_use use;
     const int64_t *ordinals; /* [probe_rows] of the ring, -1: none */
+    enum kvc_probe_part part;
+    int64_t middle;          /* ordinal of the first row of the newer half */
     const uint16_t *q;       /* [probe_rows][n_heads][head_dim_k] */
     int32_t kv_head, n_rows; /* rows: probe_rows * group, empty ones too */
 };
 
 static struct probes find_probes(const kvc_cache *cache, const struct kvc_sequence *seq,
-                                 int32_t pair)
+                                 int32_t pair, enum kvc_probe_part part)
 {
     const kvc_cache_params *p = &cache->params;
     const size_t layer = (size_t)(pair / p->n_kv_heads);
     const size_t first =
         ((size_t)kvc_seq_index(cache, seq) * (size_t)p->n_layers + layer) * (size_t)p->probe_rows;
+    int64_t newest = -1;
+    for (int32_t i = 0; i < p->probe_rows; i++)
+        if (cache->probe_ordinals[first + (size_t)i] > newest)
+            newest = cache->probe_ordinals[first + (size_t)i];
     return (struct probes){
         .cache = cache,
+        .middle = newest + 1 - p->probe_rows / 2,
         .use = cache->probe_uses[layer],
+        .part = part,
         .ordinals = cache->probe_ordinals + first,
         .q = cache->probes + first * (size_t)p->n_heads * (size_t)p->head_dim_k,
         .kv_head = pair % p->n_kv_heads,
@@ -107,7 +115,15 @@ static struct probes find_probes(const kvc_cache *cache, const struct kvc_sequen
     };
 }
 
-/* A tile of query rows as floats; rows of empty places are left out. */
+/* Whether a place of the ring holds a row that counts. */
+static bool counts(const struct probes *probes, int32_t p)
+{
+    const int64_t ordinal = probes->ordinals[p];
+    return ordinal >= 0 && (probes->part == KVC_PROBES_ALL ||
+                            (ordinal < probes->middle) == (probes->part == KVC_PROBES_OLDER));
+}
+
+/* A tile of query rows as floats; places that do not count are left out. */
 struct tile {
     int32_t n;
     int64_t ordinals[KVC_TILE_ROWS];
@@ -121,7 +137,7 @@ static void load_tile(const struct probes *probes, int32_t *at, float *q, struct
 
     for (tile->n = 0; *at < probes->n_rows && tile->n < KVC_TILE_ROWS; ++*at) {
         const int32_t p = *at / cache->group, head = *at % cache->group;
-        if (probes->ordinals[p] < 0)
+        if (!counts(probes, p))
             continue;
         const size_t row = (size_t)p * n_heads + (size_t)(probes->kv_head * cache->group + head);
         const struct kvc_rows src = {probes->q + row * d, KVC_DTYPE_F16, d, 1, d};
@@ -227,16 +243,16 @@ static void add_masses(const kvc_cache *cache, const struct kvc_sequence *seq,
 }
 
 void kvc_probe_mass(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t pair,
-                    size_t lane, float *mass)
+                    enum kvc_probe_part part_of_rows, size_t lane, float *mass)
 {
-    const struct probes probes = find_probes(cache, seq, pair);
+    const struct probes probes = find_probes(cache, seq, pair, part_of_rows);
     const struct room room = room_at(cache, lane);
     float lse[KVC_TILE_ROWS], weights[KVC_TILE_ROWS];
     uint64_t masks[KVC_TILE_ROWS];
     int32_t n = 0;
 
     for (int32_t p = 0; p < cache->params.probe_rows; p++)
-        n += probes.ordinals[p] >= 0 ? cache->group : 0;
+        n += counts(&probes, p) ? cache->group : 0;
     for (int32_t r = 0; r < KVC_TILE_ROWS; r++)
         weights[r] = 1.0f / (float)n;
     for (int32_t at = 0; at < probes.n_rows;) {
@@ -273,7 +289,7 @@ kvc_status kvc_seq_score_rows(kvc_cache *cache, kvc_seq seq, int32_t layer, int3
     uint64_t *there = cache->choice->group;
     memset(mass, 0, (size_t)s->n_facts * sizeof(*mass));
     memset(there, 0, ((size_t)s->n_facts + 63) / 64 * sizeof(*there));
-    kvc_probe_mass(cache, s, pair, 0, mass);
+    kvc_probe_mass(cache, s, pair, KVC_PROBES_ALL, 0, mass);
     for (int32_t i = 0; i < n_parts_now(s); i++) {
         const struct part part = part_now(cache, s, pair, i);
         for (uint64_t left = part.live; left; left &= left - 1) {
@@ -362,10 +378,11 @@ static float part_of(const struct outputs *out, size_t row, size_t stride, size_
     return out->any && out->l[row] > 0.0f ? out->o[row * stride + i] / out->l[row] : 0.0f;
 }
 
-void kvc_probe_error(const struct kvc_choice *c, int32_t pair, size_t lane, double *error)
+void kvc_probe_error(const struct kvc_choice *c, int32_t pair, enum kvc_probe_part part,
+                     size_t lane, double *error)
 {
     const kvc_cache *cache = c->cache;
-    const struct probes probes = find_probes(cache, c->seq, pair);
+    const struct probes probes = find_probes(cache, c->seq, pair, part);
     const size_t stride = kvc_attend_stride((size_t)cache->params.head_dim_v);
     float *q = cache->lanes + lane * cache->lane_floats;
     float *work = q + KVC_TILE_ROWS * kvc_attend_stride((size_t)cache->params.head_dim_k);
@@ -373,7 +390,6 @@ void kvc_probe_error(const struct kvc_choice *c, int32_t pair, size_t lane, doub
     struct outputs before = {.o = o, .part_o = o + KVC_TILE_ROWS * stride};
     struct outputs then = {.o = o + 2 * KVC_TILE_ROWS * stride, .part_o = before.part_o};
 
-    error[0] = error[1] = 0.0;
     for (int32_t at = 0; at < probes.n_rows;) {
         struct tile tile;
         load_tile(&probes, &at, q, &tile);

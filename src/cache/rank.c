@@ -16,7 +16,7 @@ static void score_lane(void *arg, size_t lane)
     const struct layer_scores *s = arg;
     const int32_t n_heads = s->c->cache->params.n_kv_heads;
     for (int32_t h = (int32_t)lane; h < n_heads; h += (int32_t)s->n_lanes)
-        kvc_probe_mass(s->c->cache, s->c->seq, s->layer * n_heads + h, lane,
+        kvc_probe_mass(s->c->cache, s->c->seq, s->layer * n_heads + h, s->c->probes, lane,
                        s->c->mass + (size_t)h * (size_t)s->c->n);
 }
 

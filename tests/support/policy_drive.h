@@ -19,6 +19,7 @@ struct pd {
     kvc_cache_params p;
     kvc_seq seq;
     uint64_t rng;
+    float q_scale; /* of random queries, 1 */
 };
 
 /* Rows of one layer and head as the cache tells them. */
