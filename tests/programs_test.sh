@@ -4,6 +4,7 @@
 set -euo pipefail
 engine=$1/kvc-engine
 bench=$1/kvc-bench
+plan=$1/kvc-plan
 model=$2
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
@@ -32,13 +33,13 @@ assert $1, d" "$dir/out"
 
 seq 200 | sed 's/.*/the king went out of the city & came to the sea; day/' >"$dir/text.txt"
 
-for program in "$engine" "$bench"; do
+for program in "$engine" "$bench" "$plan"; do
     expect 0 "$program" --help
     grep -q Usage "$dir/out"
     expect 2 "$program"
     expect 2 "$program" dance
 done
-for command in "$engine generate" "$engine compare" "$engine long" "$bench attend"; do
+for command in "$engine generate" "$engine compare" "$engine long" "$bench attend" "$bench compress"; do
     # shellcheck disable=SC2086
     expect 0 $command --help
     # shellcheck disable=SC2086
@@ -106,3 +107,60 @@ expect 0 "$bench" attend --n-kv 256 --heads 4/2 --head-dim 32 --threads 1 --tabl
 json "d['read_gbps'] > 0 and [r['format'] for r in d['rows']] == ['f16', 'int8', 'int4']"
 json "all(set(r) == {'table', 'format', 'n_kv', 'heads', 'kv_heads', 'head_dim', 'threads', 'us', \
 'gbps'} for r in d['rows'])"
+
+expect 2 "$bench" compress --kernels best
+expect 2 "$bench" compress --repeat 0
+expect 2 "$bench" compress --heads 4 --kv-heads 3
+expect 2 "$bench" compress --layers 512 --tokens 8192
+expect 0 "$bench" compress --layers 2 --heads 4 --kv-heads 2 --head-dim 32 --tokens 64 --window 2 \
+    --repeat 2 --kernels ref
+expect 0 "$bench" compress --layers 2 --heads 4 --kv-heads 2 --head-dim 32 --tokens 64 --window 2 \
+    --repeat 2 --kernels ref --json
+json "set(d) == {'kernels', 'layers', 'heads', 'kv_heads', 'head_dim', 'tokens', 'window', 'repeat', \
+'rows'} and d['kernels'] == 'ref' and d['tokens'] == 64 and d['repeat'] == 2"
+json "[r['step'] for r in d['rows']] == ['prune', 'prune+merge', 'prune+merge window', 'score', \
+'cache seal', 'cache prune', 'cache prune+merge', 'cache score+prune+merge', \
+'cache score+prune+merge+report']"
+json "all(set(r) == {'step', 'tokens_left', 'ms', 'min_ms', 'max_ms', 'cpu_ms', 'parts'} and \
+0 < r['min_ms'] <= r['ms'] <= r['max_ms'] for r in d['rows'])"
+json "all(set(p) == {'part', 'ms', 'min_ms', 'max_ms'} and 0 <= p['min_ms'] <= p['max_ms'] \
+for r in d['rows'] for p in r['parts'])"
+json "[len(r['parts']) for r in d['rows']] == [3, 6, 6, 2, 1, 1, 1, 1, 1]"
+json "[r['tokens_left'] for r in d['rows']] == [45, 34, 34, 64, 64, 45, 34, 34, 34]"
+
+seven="--layers 32 --kv-heads 32 --head-dim 128"
+# shellcheck disable=SC2086
+expect 0 "$plan" $seven --budget 6GiB --json
+json "d['budget_bytes'] == 6 << 30 and [r['profile'] for r in d['rows']] == \
+['f16', 'int8', 'int4', 'light', 'balanced', 'aggressive', 'extreme']"
+json "all(set(r) == {'profile', 'bytes_per_token', 'tokens', 'cache_bytes'} for r in d['rows'])"
+json "d['rows'][0]['bytes_per_token'] == 524288 and d['rows'][0]['tokens'] == 12288"
+json "[r['tokens'] for r in d['rows']] == [12288, 24197, 47662, 14456, 46091, 107546, 204850]"
+# shellcheck disable=SC2086
+expect 0 "$plan" $seven --memory 16GiB --params 7e9 --weight-bits 4 --overhead 1GiB --json
+json "d['budget_bytes'] == (15 << 30) - 3500000000"
+expect 0 "$plan" --model "$model" --budget 1.5GB --visual-share 0 --json
+json "d['budget_bytes'] == 1500000000 and d['rows'][0]['bytes_per_token'] == 30 * 3 * 64 * 2 * 2"
+json "d['rows'][3] == {**d['rows'][0], 'profile': 'light'}"
+expect 0 "$plan" --model "$model" --memory 1GiB --json
+json "9e8 < d['budget_bytes'] < 1e9"
+expect 1 "$plan" --model "$dir/text.txt" --budget 1GiB
+for size in '' 6G 1.5 -1 0x10 1e9 18446744073709551616 16777216TiB; do
+    # shellcheck disable=SC2086
+    expect 2 "$plan" $seven --budget "$size"
+done
+# shellcheck disable=SC2086
+for wrong in '' '--budget 1 --memory 1' '--budget 1 --params 1' '--memory 1' '--budget 1 --heads 33' \
+    '--budget 1 --visual-share 1.1' '--budget 1 --at 0' '--budget 1 --model x'; do
+    expect 2 "$plan" $seven $wrong
+done
+
+# The bytes of one head, multiplied, are those of a cache whose layers and heads are all filled.
+shape="--layers 3 --kv-heads 2 --head-dim 64 --budget 1GiB --at 1500 --visual-share 0.8 --json"
+# shellcheck disable=SC2086
+expect 0 "$plan" $shape
+json "all(r['cache_bytes'] > 1500 * r['bytes_per_token'] / 2 for r in d['rows'])"
+cp "$dir/out" "$dir/one"
+# shellcheck disable=SC2086
+expect 0 "$plan" $shape --fill
+cmp "$dir/one" "$dir/out"
