@@ -615,6 +615,8 @@ static void the_error_estimate_is_that_of_the_probe_rows(void **state)
         params.max_merge_tokens = 64;
         pd_open(&d, best(state), params, 1 << 20);
         feed_prompt();
+        /* scores that the query rows had no part in: the estimate is the error itself */
+        p.source = KVC_SOURCE_CALLER;
         p.visual_rate = kind == 0 || kind == 3 ? 0.5f : 0;
         p.merge_rounds = kind == 1 || kind == 3 ? 1 : 0;
         p.merging.force_quarter = true;
@@ -634,6 +636,30 @@ static void the_error_estimate_is_that_of_the_probe_rows(void **state)
         }
         pd_close(&d);
     }
+}
+
+/* Rows that scored think too well of what they kept: the estimate is never below what they see. */
+static void the_error_estimate_does_not_trust_the_rows_that_scored(void **state)
+{
+    kvc_layer_report layers[2];
+    kvc_report report = {.struct_size = sizeof(report), .layers = layers, .n_layers = 2};
+    struct pd_rows before[2][2];
+    kvc_policy p = pd_policy();
+
+    pd_open(&d, best(state), pd_params(), 1 << 20);
+    feed_prompt();
+    p.visual_rate = 0.5f;
+    for (int i = 0; i < 4; i++)
+        before[i / 2][i % 2] = pd_read(&d, d.seq, i / 2, i % 2);
+    assert_int_equal(kvc_cache_compress(d.cache, d.seq, &p, &report, NULL), KVC_OK);
+    for (int layer = 0; layer < 2; layer++) {
+        const double seen = true_rel_err(before[layer], layer);
+
+        assert_true(layers[layer].rel_err >= 0.99 * seen && layers[layer].rel_err < 2 * seen);
+        pd_free(&before[layer][0]);
+        pd_free(&before[layer][1]);
+    }
+    pd_close(&d);
 }
 
 static void without_policy_or_query_rows_there_is_no_error_estimate(void **state)
@@ -695,6 +721,7 @@ int main(void)
         cmocka_unit_test(without_room_nothing_changes),
         cmocka_unit_test(reports_and_maps_tell_what_happened),
         cmocka_unit_test(the_error_estimate_is_that_of_the_probe_rows),
+        cmocka_unit_test(the_error_estimate_does_not_trust_the_rows_that_scored),
         cmocka_unit_test(without_policy_or_query_rows_there_is_no_error_estimate),
         cmocka_unit_test(an_error_limit_weakens_the_policy),
     };

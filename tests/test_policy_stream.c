@@ -69,44 +69,47 @@ static void assert_ordinals(int layer, int head, const int64_t *want, size_t n)
 
 static void streams_have_no_end(void **state)
 {
-    for (int scope = KVC_SCOPE_SHARED; scope <= KVC_SCOPE_HEAD; scope++)
-        for (int format = scope; format <= scope; format++) {
-            kvc_policy policy = pd_policy();
-            kvc_cache_params params;
+    static const kvc_format formats[] = {KVC_INT8, KVC_F16, KVC_INT4};
 
-            policy.scope = (kvc_scope)scope;
-            policy.max_rows = 128;
-            policy.last_tokens = 16;
-            params = stream_params(&policy);
-            params.precision.k = params.precision.v = (kvc_format)format;
-            pd_open(&d, best(state), params, 1 << 18);
-            for (int i = 1; i <= 20000; i++) {
-                const bool fed = feed_some(NULL, 1);
+    for (int scope = KVC_SCOPE_SHARED; scope <= KVC_SCOPE_HEAD; scope++) {
+        const kvc_format format = formats[scope];
+        kvc_policy policy = pd_policy();
+        kvc_cache_params params;
 
-                if (!fed)
-                    fail_msg("scope %d format %d: full at token %d, %d rows", scope, format, i,
-                             (int)most_rows());
-                assert_true(most_rows() <= 128);
-                assert_true(i < 128 || most_rows() == 128);
-                assert_int_equal(kvc_seq_n_tokens(d.cache, d.seq), i);
-                assert_int_equal(kvc_seq_next_position(d.cache, d.seq), i);
-                if (i % 500 == 0)
-                    pd_check_attention(&d, d.seq, 1, NULL);
-                else if (i % 5 == 0)
-                    pd_look(&d, 1);
+        policy.scope = (kvc_scope)scope;
+        policy.max_rows = 128;
+        policy.last_tokens = 16;
+        params = stream_params(&policy);
+        params.precision.k = params.precision.v = format;
+        pd_open(&d, best(state), params, 1 << 18);
+        for (int i = 1; i <= 20000; i++) {
+            const bool fed = feed_some(NULL, 1);
+
+            if (!fed)
+                fail_msg("scope %d format %d: full at token %d, %d rows", scope, (int)format, i,
+                         (int)most_rows());
+            assert_true(most_rows() <= 128);
+            assert_true(i < 128 || most_rows() == 128);
+            assert_int_equal(kvc_seq_n_tokens(d.cache, d.seq), i);
+            assert_int_equal(kvc_seq_next_position(d.cache, d.seq), i);
+            if (i % 500 == 0) {
+                pd_check_attention(&d, d.seq, 1, NULL);
                 pd_stats(&d);
+            } else if (i % 5 == 0) {
+                pd_look(&d, 1);
             }
-            for (int j = 0; j < 4; j++) {
-                struct pd_rows rows = pd_read(&d, d.seq, j / 2, j % 2);
-
-                for (int64_t s = 0; s < 4; s++)
-                    assert_int_equal(rows.ordinals[s], s);
-                for (size_t i = 0; i < 16; i++)
-                    assert_int_equal(rows.ordinals[rows.n - 1 - i], 19999 - i);
-                pd_free(&rows);
-            }
-            pd_close(&d);
         }
+        for (int j = 0; j < 4; j++) {
+            struct pd_rows rows = pd_read(&d, d.seq, j / 2, j % 2);
+
+            for (int64_t s = 0; s < 4; s++)
+                assert_int_equal(rows.ordinals[s], s);
+            for (size_t i = 0; i < 16; i++)
+                assert_int_equal(rows.ordinals[rows.n - 1 - i], 19999 - i);
+            pd_free(&rows);
+        }
+        pd_close(&d);
+    }
 }
 
 static void chunks_of_any_size_stream(void **state)
@@ -150,7 +153,7 @@ static void rows_go_only_when_the_cache_is_full(void **state)
             }
             pd_close(&d);
             pd_open(&d, best(state), stream_params(&policy), extra[i]);
-            for (int64_t n = 1; n <= fits + 2000; n++) {
+            for (int64_t n = 1; n <= fits + 500; n++) {
                 if (!feed_some(NULL, 1))
                     fail_msg("extra %zu scope %d: full at token %lld with %d rows, %lld fit",
                              extra[i], scope, (long long)n, (int)most_rows(), (long long)fits);
@@ -159,7 +162,7 @@ static void rows_go_only_when_the_cache_is_full(void **state)
                     fail_msg("%d rows at token %lld, %lld fit", (int)most_rows(), (long long)n,
                              (long long)fits);
                 assert_true(n <= fits || most_rows() < n);
-                if (n % 300 == 0)
+                if (n % 100 == 0)
                     pd_check_attention(&d, d.seq, 1, NULL);
             }
             print_message("%lld tokens fit, %d rows at last\n", (long long)fits,
@@ -431,6 +434,164 @@ static void text_is_never_pruned_as_an_image(void **state)
     pd_close(&d);
 }
 
+/* What must stay is not dropped to make room. */
+static void kept_tokens_fill_the_cache(void **state)
+{
+    kvc_policy policy = pd_policy();
+    int n = 0;
+
+    pd_open(&d, best(state), stream_params(&policy), 0);
+    for (;;) {
+        kvc_token token = pd_text(n);
+        struct pd_state before = pd_save(&d);
+
+        token.flags = KVC_TOKEN_KEEP;
+        if (!feed_some(&token, 1)) {
+            pd_assert_same(&d, &before); /* no row could go */
+            break;
+        }
+        assert_int_equal(most_rows(), ++n);
+        assert_true(n <= 512);
+    }
+    assert_true(n > 100);
+    pd_check_attention(&d, d.seq, 1, NULL);
+    pd_close(&d);
+}
+
+static kvc_policy random_policy(uint64_t *rng)
+{
+    static float scores[4096];
+    kvc_policy p = pd_policy();
+
+    for (int i = 0; i < 4096; i++)
+        scores[i] = (float)rng_below(rng, 50);
+    p.scores = scores;
+    p.n_scores = rng_below(rng, 4097);
+    p.source = rng_below(rng, 2) ? KVC_SOURCE_CALLER : KVC_SOURCE_PROBES;
+    if (rng_below(rng, 4) == 0)
+        p.source = KVC_SOURCE_SUMS;
+    p.scope = (kvc_scope)rng_below(rng, 3);
+    p.visual_rate = (float)rng_below(rng, 5) / 5;
+    p.gate = rng_below(rng, 4) == 0;
+    p.keep_min = (int32_t)rng_below(rng, 10);
+    p.coverage = (int32_t)rng_below(rng, 4);
+    p.sink_factor = rng_below(rng, 2) ? 3 : 0;
+    p.merge_rounds = (int32_t)rng_below(rng, 4);
+    p.merging.force_quarter = rng_below(rng, 2) == 0;
+    p.merging.weights = (kvc_merge_weights)rng_below(rng, 2);
+    p.recode = rng_below(rng, 2) == 0;
+    p.row_rate = rng_below(rng, 3) == 0 ? 0.2f : 0;
+    p.max_rows = rng_below(rng, 3) == 0 ? 40 + (int32_t)rng_below(rng, 200) : 0;
+    p.budget.mode = (kvc_budget_mode)rng_below(rng, 4);
+    p.block = 1 + (int32_t)rng_below(rng, 3) * 7;
+    p.last_tokens = (int32_t)rng_below(rng, 20);
+    p.set_precision = rng_below(rng, 2) == 0;
+    p.precision.k = (kvc_format)rng_below(rng, 3);
+    p.precision.v = (kvc_format)rng_below(rng, 3);
+    p.precision.k_scale = (kvc_scale)rng_below(rng, 3);
+    p.precision.v_scale = (kvc_scale)rng_below(rng, 2);
+    p.heavy_share = rng_below(rng, 2) ? 0.3f : 0;
+    p.max_rel_err = rng_below(rng, 5) == 0 ? 0.4f : 0;
+    return p;
+}
+
+/* Rows of every head: sizes add up to no more than the tokens, attention is that of the rows. */
+static void check_sequence(struct pd *s)
+{
+    for (int j = 0; j < 4; j++) {
+        struct pd_rows rows = pd_read(s, s->seq, j / 2, j % 2);
+        int64_t sum = 0;
+
+        for (size_t i = 0; i < rows.n; i++)
+            sum += rows.sizes[i];
+        assert_true(sum <= kvc_seq_n_tokens(s->cache, s->seq));
+        pd_free(&rows);
+    }
+    pd_stats(s);
+}
+
+static void random_calls(kvc_ctx *ctx, uint64_t seed)
+{
+    static const kvc_scale scales[] = {KVC_SCALE_TOKEN, KVC_SCALE_HEAD, KVC_SCALE_CHANNEL};
+    uint64_t rng = seed;
+    kvc_policy full = random_policy(&rng);
+    kvc_cache_params params;
+    struct pd s[2];
+    bool alive[2] = {true, false};
+
+    full.max_rows = rng_below(&rng, 2) ? 150 : 0;
+    params = stream_params(rng_below(&rng, 2) ? &full : NULL);
+    params.max_sequences = 2;
+    params.max_tokens = 2048;
+    params.max_hold_tokens = 200;
+    params.max_merge_tokens = 60;
+    params.score_mode = KVC_SCORE_TOKEN;
+    params.recent_tokens = (int32_t)rng_below(&rng, 3) * 20;
+    params.precision.k = (kvc_format)rng_below(&rng, 3);
+    params.precision.v = (kvc_format)rng_below(&rng, 3);
+    params.precision.k_scale = scales[rng_below(&rng, 3)];
+    pd_open(&s[0], ctx, params, rng_below(&rng, 2) ? 1 << 18 : 1 << 21);
+    s[0].rng = seed;
+    s[1] = s[0];
+    for (int step = 0; step < 150; step++) {
+        const int which = alive[1] && rng_below(&rng, 2) ? 1 : 0;
+        int64_t n = kvc_seq_n_tokens(s[which].cache, s[which].seq);
+        const size_t op = rng_below(&rng, 12);
+
+        d = s[which];
+        if (op < 4) {
+            kvc_token tokens[48];
+            const int n_new = 1 + (int)rng_below(&rng, 48);
+
+            for (int i = 0; i < n_new; i++)
+                tokens[i] = pd_patch((int32_t)n, i / 8, i % 8,
+                                     kvc_seq_next_position(d.cache, d.seq));
+            feed_some(op == 0 ? tokens : NULL, n_new);
+        } else if (op < 7) {
+            const kvc_policy p = random_policy(&rng);
+            const kvc_status status = kvc_cache_compress(d.cache, d.seq, &p, NULL, NULL);
+
+            assert_true(status == KVC_OK || status == KVC_E_FULL);
+        } else if (op == 7) {
+            kvc_seq_truncate(d.cache, d.seq, n - (int64_t)rng_below(&rng, (size_t)n / 4 + 1));
+        } else if (op == 8 && n > 0) {
+            const int64_t first = (int64_t)rng_below(&rng, (size_t)n);
+
+            kvc_seq_remove(d.cache, d.seq, first,
+                           first + (int64_t)rng_below(&rng, (size_t)(n - first + 1)));
+        } else if (op == 9) {
+            assert_int_equal(kvc_seq_hold(d.cache, d.seq), KVC_OK);
+        } else if (op == 10) {
+            if (alive[1])
+                assert_int_equal(kvc_seq_destroy(s[1].cache, s[1].seq), KVC_OK);
+            alive[1] = kvc_seq_fork(d.cache, s[0].seq, &s[1].seq) == KVC_OK;
+        } else {
+            feed_some(NULL, 1);
+        }
+        s[which].rng = d.rng;
+        n = kvc_seq_n_tokens(d.cache, d.seq);
+        for (int i = 0; i < 2; i++)
+            if (alive[i])
+                check_sequence(&s[i]);
+        if (feed_some(NULL, 2)) {
+            kvc_attend_options o;
+
+            kvc_attend_options_default(d.cache, &o);
+            o.accumulate = true;
+            pd_check_attention(&d, d.seq, 2, &o);
+        }
+        s[which].rng = d.rng;
+    }
+    d = s[0];
+    pd_close(&d);
+}
+
+static void any_order_of_calls_is_right(void **state)
+{
+    for (uint64_t seed = 1; seed <= 40; seed++)
+        random_calls(best(state), seed);
+}
+
 static void in_order(void *user, size_t n, void (*task)(void *arg, size_t i), void *arg)
 {
     (void)user;
@@ -594,6 +755,8 @@ int main(void)
         cmocka_unit_test(text_is_never_pruned_as_an_image),
         cmocka_unit_test(chunks_of_any_size_stream),
         cmocka_unit_test(rows_go_only_when_the_cache_is_full),
+        cmocka_unit_test(kept_tokens_fill_the_cache),
+        cmocka_unit_test(any_order_of_calls_is_right),
         cmocka_unit_test(streams_have_no_end),
         cmocka_unit_test(decisions_depend_on_neither_table_nor_order),
         cmocka_unit_test(nothing_is_allocated_after_create),

@@ -33,6 +33,7 @@ static kvc_policy policy_of(const kvc_plan_profile *profile)
 {
     kvc_policy policy;
     kvc_policy_default(&policy);
+    policy.source = KVC_SOURCE_CALLER; /* all alike: only the number of rows matters */
     policy.visual_rate = (float)profile->prune_rate;
     policy.heavy_share = (float)profile->heavy_share;
     policy.merge_rounds = profile->merge_rounds;

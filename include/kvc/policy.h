@@ -81,7 +81,8 @@ struct kvc_policy {
     /* All tokens. */
     float row_rate;   /**< share of all rows that is pruned, 0..1; default 0 */
     int32_t max_rows; /**< > 0: most rows of a layer and head, sinks and recent tokens included;
-                         default 0: no limit */
+                         where budget gives layers or heads different shares: their mean; default
+                         0: no limit */
     kvc_budget_options
         budget;    /**< KVC_SCOPE_LAYER and HEAD: how the rows are shared out over layers
                       or heads; default KVC_BUDGET_UNIFORM. min and max are not read */

@@ -77,7 +77,7 @@ static kvc_status take_params(const kvc_cache_params *params, kvc_cache_params *
     if (out->on_full) {
         const kvc_cache cache = {.params = *out};
         kvc_policy policy;
-        return kvc_policy_check(&cache, out->on_full, &policy);
+        return kvc_policy_check(&cache, out->on_full, true, &policy);
     }
     return KVC_OK;
 }
@@ -335,7 +335,7 @@ kvc_status kvc_cache_create(kvc_ctx *ctx, const kvc_cache_params *params, kvc_ca
     cache->params.on_full = NULL; /* the caller's may go */
     if (p.on_full) {
         cache->has_on_full = true;
-        KVC_CHECK(kvc_policy_check(cache, p.on_full, &cache->on_full) == KVC_OK, KVC_E_ARG);
+        KVC_CHECK(kvc_policy_check(cache, p.on_full, true, &cache->on_full) == KVC_OK, KVC_E_ARG);
     }
     memset(cache->tags, kvc_precision_tag(&p.precision), (size_t)cache->n_pairs);
     kvc_pages_init(cache, reserved_pages(cache));

@@ -263,7 +263,8 @@ static float rate_of(const struct kvc_choice *c, const struct image *image, floa
 
 static bool is_recent(const struct kvc_choice *c, int32_t i)
 {
-    return kvc_fact(c->cache, c->seq, i)->ordinal >= c->seq->n_tokens - c->policy->last_tokens;
+    const int64_t end = (int64_t)c->seq->n_tokens + c->n_coming;
+    return kvc_fact(c->cache, c->seq, i)->ordinal >= end - c->policy->last_tokens;
 }
 
 /* Marks the tokens of an image that stay in any case; c->done is not touched. */
@@ -409,8 +410,8 @@ static void force_members(struct kvc_choice *c, int32_t n, size_t keep)
     kvc_force_options_default(&options);
     options.recent = recent;
     options.sinks = 0;
-    options.sentence_first = c->sentences;
-    options.caller = c->places;
+    options.sentence_first = c->places; /* what must stay comes before what may */
+    options.caller = c->sentences;
     kvc_force_rows((size_t)n, &options, keep, c->forced, &n_forced, &truncated);
     for (int32_t m = 0; m < n; m++) {
         const bool rule = kvc_bit(c->sentences, m) || kvc_bit(c->places, m) || m >= n - recent;
@@ -418,9 +419,9 @@ static void force_members(struct kvc_choice *c, int32_t n, size_t keep)
         if (rule && !kvc_bit(c->forced, m))
             c->n_forced_dropped++;
         if (kvc_bit(c->forced, m))
-            c->fates[i] = m >= n - recent            ? KVC_FATE_RECENT
-                          : kvc_bit(c->sentences, m) ? KVC_FATE_SENTENCE
-                                                     : KVC_FATE_CALLER;
+            c->fates[i] = m >= n - recent         ? KVC_FATE_RECENT
+                          : kvc_bit(c->places, m) ? KVC_FATE_CALLER
+                                                  : KVC_FATE_SENTENCE;
     }
 }
 

@@ -24,6 +24,7 @@ struct kvc_choice {
     enum kvc_probe_part probes; /* query rows that score */
     float strength;             /* part of the policy's rates that is applied */
     int32_t max_rows;           /* 0: no limit */
+    int32_t n_coming;           /* tokens about to be announced: they are the newest */
     bool estimate;              /* measure what changes for the kept query rows */
     bool only_rows;             /* no visual pruning, no row_rate: only max_rows counts */
     int32_t n;                  /* tokens in the table */
@@ -106,8 +107,9 @@ uint64_t kvc_rows_staying(const struct kvc_choice *c, const struct kvc_column *c
 
 /* ---- policy.c ---- */
 
-/* Checks a policy against a cache. */
-kvc_status kvc_policy_check(const kvc_cache *cache, const kvc_policy *policy, kvc_policy *out);
+/* Checks a policy against a cache; one that evicts always needs scores. */
+kvc_status kvc_policy_check(const kvc_cache *cache, const kvc_policy *policy, bool evicts,
+                            kvc_policy *out);
 
 /* ---- probe.c ---- */
 
@@ -158,9 +160,10 @@ void kvc_build_commit(struct kvc_choice *c);
 
 /* ---- evict.c ---- */
 
-/* Drops rows until a layer and head has at most max_rows; false: nothing could go. */
+/* Before n_coming tokens are announced, drops rows until a layer and head has at most max_rows;
+ * false: nothing could go. */
 bool kvc_evict(kvc_cache *cache, struct kvc_sequence *seq, const kvc_policy *policy,
-               int32_t max_rows);
+               int32_t max_rows, int32_t n_coming);
 
 /* The most rows that a layer and head has. */
 int32_t kvc_most_rows(const kvc_cache *cache, const struct kvc_sequence *seq);

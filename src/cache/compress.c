@@ -215,7 +215,7 @@ kvc_status kvc_cache_compress(kvc_cache *cache, kvc_seq seq, const kvc_policy *p
     KVC_CHECK(!report || !report->layers || report->n_layers >= cache->params.n_layers, KVC_E_ARG);
     KVC_CHECK(!map || (policy && kvc_map_holds(map, cache, s)), KVC_E_ARG);
     if (policy)
-        KVC_TRY(kvc_policy_check(cache, policy, &checked));
+        KVC_TRY(kvc_policy_check(cache, policy, false, &checked));
 
     struct summary summary = {.bytes_before = kvc_used_bytes(cache),
                               .sealed_before = cache->n_sealed_total};

@@ -45,13 +45,14 @@ void kvc_forget_tokens(struct kvc_choice *c)
 }
 
 bool kvc_evict(kvc_cache *cache, struct kvc_sequence *seq, const kvc_policy *policy,
-               int32_t max_rows)
+               int32_t max_rows, int32_t n_coming)
 {
     const int32_t before = kvc_most_rows(cache, seq);
     struct kvc_choice c;
 
     kvc_choice_start(&c, cache, seq, policy, NULL);
     c.max_rows = max_rows > 0 ? max_rows : 1;
+    c.n_coming = n_coming;
     c.only_rows = true;
     kvc_choose(&c);
     if (memcmp(c.keep, c.live, (size_t)cache->n_pairs * c.words * sizeof(*c.live)) == 0)

@@ -48,7 +48,7 @@ static const struct profile profiles[] = {
 
 kvc_status kvc_policy_preset_init(const char *name, kvc_policy *policy, size_t struct_size)
 {
-    KVC_CHECK(name && policy && struct_size >= sizeof(struct_size), KVC_E_ARG);
+    KVC_CHECK(name && policy && struct_size >= sizeof(*policy), KVC_E_ARG);
     for (size_t i = 0; i < sizeof(profiles) / sizeof(*profiles); i++) {
         const struct profile *from = &profiles[i];
         if (strcmp(from->name, name) != 0)
@@ -124,7 +124,14 @@ static kvc_status options_check(const kvc_policy *p)
                            sizeof(ws));
 }
 
-kvc_status kvc_policy_check(const kvc_cache *cache, const kvc_policy *policy, kvc_policy *out)
+/* Whether scores decide anything. */
+static bool needs_scores(const kvc_policy *p)
+{
+    return p->visual_rate > 0.0f || p->row_rate > 0.0f || p->max_rows > 0 || p->heavy_share > 0.0f;
+}
+
+kvc_status kvc_policy_check(const kvc_cache *cache, const kvc_policy *policy, bool evicts,
+                            kvc_policy *out)
 {
     *out = defaults();
     KVC_TRY(kvc_struct_read(out, sizeof(*out), policy, sizeof(*out)));
@@ -133,7 +140,8 @@ kvc_status kvc_policy_check(const kvc_cache *cache, const kvc_policy *policy, kv
     KVC_TRY(options_check(out));
     KVC_CHECK(out->source != KVC_SOURCE_SUMS || cache->params.score_mode != KVC_SCORE_NONE,
               KVC_E_ARG);
-    KVC_CHECK(out->max_rel_err == 0.0f || cache->params.probe_rows > 0, KVC_E_ARG);
+    const bool probes = out->source == KVC_SOURCE_PROBES && (evicts || needs_scores(out));
+    KVC_CHECK(cache->params.probe_rows > 0 || (!probes && out->max_rel_err == 0.0f), KVC_E_ARG);
     KVC_CHECK(out->merge_rounds == 0 || cache->params.max_merge_tokens > 0, KVC_E_UNSUPPORTED);
     return KVC_OK;
 }

@@ -268,6 +268,24 @@ static bool cuts_groups(const kvc_cache *cache, const struct kvc_sequence *seq, 
     return false;
 }
 
+/* The ordinal after the last member of any group. */
+static int32_t find_merged_end(const kvc_cache *cache, const struct kvc_sequence *seq)
+{
+    int32_t last = 0;
+    for (int32_t i = 0; i < seq->n_slots; i++)
+        for (int32_t pair = 0; pair < cache->n_pairs; pair++) {
+            const struct kvc_entry *e = &kvc_slot(cache, seq, i)->entries[pair];
+            const struct kvc_groups *groups = e->page >= 0 ? kvc_page_groups(cache, e->page) : NULL;
+            const int32_t *ordinals = groups ? kvc_page_ordinals(cache, e->page) : NULL;
+            for (uint64_t left = groups ? e->live : 0; left; left &= left - 1) {
+                const int r = __builtin_ctzll(left);
+                const int32_t end = ordinals[r] + 1 + groups->after[r];
+                last = groups->size[r] > 1 && end > last ? end : last;
+            }
+        }
+    return last;
+}
+
 /* Forgets the scores of the rows from n_rows on; of a page's sum only with the last row. */
 static void cut_scores(const kvc_cache *cache, struct kvc_column *column, int32_t pair,
                        int32_t n_rows)
@@ -322,7 +340,8 @@ kvc_status kvc_seq_truncate(kvc_cache *cache, kvc_seq seq, int64_t n_tokens)
         s->hold_from = n;
     cache->n_tokens -= s->n_tokens - n;
     s->n_tokens = n;
-    s->merged_end = kvc_min32(s->merged_end, n);
+    if (s->merged_end > 0)
+        s->merged_end = find_merged_end(cache, s);
     cut_probes(cache, s, n);
     kvc_seq_drop_empty_slots(cache, s);
     return KVC_OK;
@@ -346,6 +365,8 @@ kvc_status kvc_seq_remove(kvc_cache *cache, kvc_seq seq, int64_t first, int64_t 
         }
     }
     kvc_seq_drop_empty_slots(cache, s);
+    if (s->merged_end > 0)
+        s->merged_end = find_merged_end(cache, s);
     return KVC_OK;
 }
 

@@ -85,14 +85,14 @@ static kvc_status make_room(kvc_cache *cache, struct kvc_sequence *seq, int32_t 
 {
     const int32_t most = cache->has_on_full ? cache->on_full.max_rows : 0;
     if (most > 0 && kvc_most_rows(cache, seq) > most - n)
-        kvc_evict(cache, seq, &cache->on_full, most - n);
+        kvc_evict(cache, seq, &cache->on_full, most - n, n);
     for (;;) {
         const int32_t sealed = kvc_seal_end(cache, seq, false);
         if (tables_fit(cache, seq, n, sealed) && kvc_seal_slots(cache, seq, sealed) == KVC_OK)
             return KVC_OK;
         KVC_CHECK(cache->has_on_full, KVC_E_FULL);
         const int32_t rows = kvc_most_rows(cache, seq);
-        KVC_CHECK(kvc_evict(cache, seq, &cache->on_full, rows - 1 - rows / 16), KVC_E_FULL);
+        KVC_CHECK(kvc_evict(cache, seq, &cache->on_full, rows - 1 - rows / 16, n), KVC_E_FULL);
     }
 }
 
