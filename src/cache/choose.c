@@ -425,13 +425,24 @@ static void force_members(struct kvc_choice *c, int32_t n, size_t keep)
     }
 }
 
-/* Takes a group down to a number of rows, sinks included. */
+/* Whether a token must stay whatever its score is; a sentence only may. */
+static bool must_stay(const struct kvc_choice *c, int32_t i)
+{
+    const struct kvc_fact *fact = kvc_fact(c->cache, c->seq, i);
+    return fact->flags & KVC_TOKEN_KEEP || fact->kind == KVC_TOKEN_SEPARATOR || is_recent(c, i);
+}
+
+/* Takes a group down to a number of rows, sinks included. What must stay is not dropped to make
+ * room. */
 static void prune_rows(struct kvc_choice *c, size_t target)
 {
     const int32_t n = find_members(c);
-    const size_t sinks = (size_t)n_sinks(c), keep = target > sinks ? target - sinks : 0;
-    size_t n_kept;
+    const size_t sinks = (size_t)n_sinks(c);
+    size_t keep = target > sinks ? target - sinks : 0, n_must = 0, n_kept;
 
+    for (int32_t m = 0; m < n && c->only_rows; m++)
+        n_must += must_stay(c, c->members[m]);
+    keep = keep < n_must ? n_must : keep;
     if (keep >= (size_t)n)
         return;
     force_members(c, n, keep);
