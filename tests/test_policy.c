@@ -135,41 +135,76 @@ struct wrong {
     double value;
 };
 
-#define F(field, value) {#field, offsetof(kvc_policy, field), 'f', value}
-#define I(field, value) {#field, offsetof(kvc_policy, field), 'i', value}
+#define F(field, value)                                                                            \
+    {                                                                                              \
+#field, offsetof(kvc_policy, field), 'f', value                                            \
+    }
+#define I(field, value)                                                                            \
+    {                                                                                              \
+#field, offsetof(kvc_policy, field), 'i', value                                            \
+    }
 
 static void fields_out_of_range_are_refused_and_change_nothing(void **state)
 {
     static const struct wrong wrong[] = {
-        I(source, -1),          I(source, 4),
-        I(scope, -1),           I(scope, 3),
-        I(layers, -1),          I(layers, 4),
-        F(visual_rate, -0.01),  F(visual_rate, 1.01),
-        F(visual_rate, NAN),    F(visual_rate, INFINITY),
-        I(keep_min, -1),        F(centre, -0.1),
-        F(centre, NAN),         F(centre, INFINITY),
-        F(temperature, 0),      F(temperature, -1),
-        F(temperature, NAN),    F(temperature, INFINITY),
-        I(coverage, -1),        F(sink_factor, -1),
-        F(sink_factor, NAN),    F(sink_factor, INFINITY),
-        I(merge_rounds, -1),    I(merge_rounds, 4),
-        F(merging.tau, 1.5),    F(merging.tau, NAN),
-        F(merging.max_share, 2), F(merging.max_norm_ratio, 0.5),
-        I(merging.window, -1),  I(merging.weights, 2),
-        F(row_rate, -0.01),     F(row_rate, 1.01),
-        F(row_rate, NAN),       I(max_rows, -1),
-        I(budget.mode, 5),      F(budget.uniform_share, 2),
-        F(budget.pyramid, 0),   F(budget.pyramid, NAN),
-        I(block, 0),            I(block, 65),
-        I(block, -1),           I(block_score, 2),
-        I(block_score, -1),     I(last_tokens, -1),
-        I(precision.k, 3),      I(precision.v, -1),
-        I(precision.k_scale, 4), F(heavy_share, -0.01),
-        F(heavy_share, 1.01),   F(heavy_share, NAN),
-        F(max_rel_err, -1),     F(max_rel_err, NAN),
-        F(max_rel_err, INFINITY), F(gating.min_rate, -1),
-        F(gating.max_rate, 2),  F(gating.high, 2),
-        I(gating.guard_low, -1), F(gating.dense_factor, 2),
+        I(source, -1),
+        I(source, 4),
+        I(scope, -1),
+        I(scope, 3),
+        I(layers, -1),
+        I(layers, 4),
+        F(visual_rate, -0.01),
+        F(visual_rate, 1.01),
+        F(visual_rate, NAN),
+        F(visual_rate, INFINITY),
+        I(keep_min, -1),
+        F(centre, -0.1),
+        F(centre, NAN),
+        F(centre, INFINITY),
+        F(temperature, 0),
+        F(temperature, -1),
+        F(temperature, NAN),
+        F(temperature, INFINITY),
+        I(coverage, -1),
+        F(sink_factor, -1),
+        F(sink_factor, NAN),
+        F(sink_factor, INFINITY),
+        I(merge_rounds, -1),
+        I(merge_rounds, 4),
+        F(merging.tau, 1.5),
+        F(merging.tau, NAN),
+        F(merging.max_share, 2),
+        F(merging.max_norm_ratio, 0.5),
+        I(merging.window, -1),
+        I(merging.weights, 2),
+        F(row_rate, -0.01),
+        F(row_rate, 1.01),
+        F(row_rate, NAN),
+        I(max_rows, -1),
+        I(budget.mode, 5),
+        F(budget.uniform_share, 2),
+        F(budget.pyramid, 0),
+        F(budget.pyramid, NAN),
+        I(block, 0),
+        I(block, 65),
+        I(block, -1),
+        I(block_score, 2),
+        I(block_score, -1),
+        I(last_tokens, -1),
+        I(precision.k, 3),
+        I(precision.v, -1),
+        I(precision.k_scale, 4),
+        F(heavy_share, -0.01),
+        F(heavy_share, 1.01),
+        F(heavy_share, NAN),
+        F(max_rel_err, -1),
+        F(max_rel_err, NAN),
+        F(max_rel_err, INFINITY),
+        F(gating.min_rate, -1),
+        F(gating.max_rate, 2),
+        F(gating.high, 2),
+        I(gating.guard_low, -1),
+        F(gating.dense_factor, 2),
     };
     kvc_cache_params params = pd_params();
 
@@ -342,8 +377,7 @@ static void readers_check_their_arguments(void **state)
     assert_int_equal(n, 104);
     assert_int_equal(kvc_seq_read_groups(NULL, d.seq, 0, 0, 104, biases, sizes, &n), KVC_E_ARG);
     assert_int_equal(kvc_seq_read_groups(d.cache, 0, 0, 0, 104, biases, sizes, &n), KVC_E_ARG);
-    assert_int_equal(kvc_seq_read_groups(d.cache, d.seq, -1, 0, 104, biases, sizes, &n),
-                     KVC_E_ARG);
+    assert_int_equal(kvc_seq_read_groups(d.cache, d.seq, -1, 0, 104, biases, sizes, &n), KVC_E_ARG);
     assert_int_equal(kvc_seq_read_groups(d.cache, d.seq, 0, 2, 104, biases, sizes, &n), KVC_E_ARG);
     assert_int_equal(kvc_seq_read_groups(d.cache, d.seq, 0, 0, 103, biases, sizes, &n), KVC_E_ARG);
     assert_int_equal(kvc_seq_read_groups(d.cache, d.seq, 0, 0, 104, biases, sizes, NULL),
@@ -522,8 +556,7 @@ static void reports_and_maps_tell_what_happened(void **state)
         for (int rounds = 0; rounds <= 2; rounds += 2) {
             kvc_cache_params params = pd_params();
             kvc_layer_report layers[2] = {{0}};
-            kvc_report report = {
-                .struct_size = sizeof(report), .layers = layers, .n_layers = 2};
+            kvc_report report = {.struct_size = sizeof(report), .layers = layers, .n_layers = 2};
             struct pd_rows before[2][2];
             kvc_policy p = pd_policy();
             kvc_map *map;

@@ -6,8 +6,7 @@
 #include "support/policy_drive.h"
 #include "support/tables.h"
 
-enum { TEXT = 10, ROWS = 8, COLS = 8, PATCHES = ROWS * COLS, TAIL = 30,
-       N = TEXT + PATCHES + TAIL };
+enum { TEXT = 10, ROWS = 8, COLS = 8, PATCHES = ROWS * COLS, TAIL = 30, N = TEXT + PATCHES + TAIL };
 
 static struct pd d;
 
@@ -77,7 +76,8 @@ static kvc_policy pair_policy(void)
     return p;
 }
 
-static void assert_close(float got, double want, double tolerance, const char *what, int64_t ordinal)
+static void assert_close(float got, double want, double tolerance, const char *what,
+                         int64_t ordinal)
 {
     if (!(fabs((double)got - want) <= tolerance))
         fail_msg("%s of ordinal %lld is %.9g, not %.9g", what, (long long)ordinal, (double)got,
@@ -142,8 +142,7 @@ static void merged_rows_are_means_with_the_bias_of_their_size(void **state)
                 assert_int_equal(kvc_map_create(d.cache, N, &map), KVC_OK);
                 assert_int_equal(kvc_cache_compress(d.cache, d.seq, &p, NULL, map), KVC_OK);
                 for (int j = 0; j < 4; j++) {
-                    check_groups(map, j / 2, j % 2, &before[j],
-                                 format == KVC_F16 ? 0x1p-10 : 0.01);
+                    check_groups(map, j / 2, j % 2, &before[j], format == KVC_F16 ? 0x1p-10 : 0.01);
                     pd_free(&before[j]);
                 }
                 pd_check_attention(&d, d.seq, TAIL, NULL);

@@ -93,7 +93,6 @@ static void each_image_is_pruned_to_its_rate_by_score(void **state)
             double score[sizeof(kept)];
             kvc_report report;
             kvc_policy p = caller_policy(&rng, 8);
-            uint64_t digest;
 
             pd_open(&d, best(state), pd_params(), 1 << 20);
             if (held)
@@ -123,10 +122,8 @@ static void each_image_is_pruned_to_its_rate_by_score(void **state)
             assert_kept(kept, sizeof(kept));
             pd_check_attention(&d, d.seq, 5, NULL);
             /* The rate is of the image, not of what is left of it. */
-            digest = pd_digest(&d, d.seq);
             pd_compress(&d, &p);
             assert_kept(kept, sizeof(kept));
-            (void)digest;
             pd_close(&d);
         }
 }

@@ -49,8 +49,7 @@ static int64_t most_rows(void)
     int64_t most = 0;
 
     for (int j = 0; j < d.p.n_layers * d.p.n_kv_heads; j++) {
-        const int64_t n =
-            kvc_seq_n_rows(d.cache, d.seq, j / d.p.n_kv_heads, j % d.p.n_kv_heads);
+        const int64_t n = kvc_seq_n_rows(d.cache, d.seq, j / d.p.n_kv_heads, j % d.p.n_kv_heads);
 
         most = n > most ? n : most;
     }
@@ -165,8 +164,7 @@ static void rows_go_only_when_the_cache_is_full(void **state)
                 if (n % 100 == 0)
                     pd_check_attention(&d, d.seq, 1, NULL);
             }
-            print_message("%lld tokens fit, %d rows at last\n", (long long)fits,
-                          (int)most_rows());
+            print_message("%lld tokens fit, %d rows at last\n", (long long)fits, (int)most_rows());
             pd_close(&d);
         }
 }
@@ -544,8 +542,8 @@ static void random_calls(kvc_ctx *ctx, uint64_t seed)
             const int n_new = 1 + (int)rng_below(&rng, 48);
 
             for (int i = 0; i < n_new; i++)
-                tokens[i] = pd_patch((int32_t)n, i / 8, i % 8,
-                                     kvc_seq_next_position(d.cache, d.seq));
+                tokens[i] =
+                    pd_patch((int32_t)n, i / 8, i % 8, kvc_seq_next_position(d.cache, d.seq));
             feed_some(op == 0 ? tokens : NULL, n_new);
         } else if (op < 7) {
             const kvc_policy p = random_policy(&rng);

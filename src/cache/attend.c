@@ -502,19 +502,16 @@ static bool item_ok(const kvc_cache *cache, const kvc_attend_item *item, int32_t
 /* Largest ln of a weight: before it is passed, all scores of the sequence are scaled down. */
 static const float max_log_weight = 40.0f;
 
-/* Moves the base of decaying scores near the newest token. */
-static void rebase_scores(kvc_cache *cache, struct kvc_sequence *seq)
+void kvc_scores_rebase(const kvc_cache *cache, struct kvc_sequence *seq, int32_t base)
 {
-    const int32_t base = seq->n_tokens - 1;
     const float weight = log_weight(cache, seq, base);
+    const float factor = expf(-weight < max_log_weight ? -weight : max_log_weight);
     const size_t n = (size_t)cache->n_pairs * cache->score_bytes / sizeof(float);
 
-    if (weight <= max_log_weight)
-        return;
     for (int32_t slot = 0; slot < seq->n_slots; slot++) {
         float *scores = kvc_slot_scores(cache, kvc_slot(cache, seq, slot), 0);
         for (size_t i = 0; i < n; i++)
-            scores[i] *= expf(-weight);
+            scores[i] *= factor;
     }
     seq->score_base = base;
 }
@@ -532,8 +529,9 @@ static void plan(struct call *call, const kvc_attend_item *items, size_t n_items
         struct kvc_sequence *seq = kvc_seq_find(cache, item->seq);
         if (item->q->n_tokens == 0)
             continue;
-        if (call->score_pages || call->score_passes)
-            rebase_scores(cache, seq);
+        if ((call->score_pages || call->score_passes) &&
+            log_weight(cache, seq, seq->n_tokens - 1) > max_log_weight)
+            kvc_scores_rebase(cache, seq, seq->n_tokens - 1);
         struct kvc_attend_info *info = &cache->infos[call->n_items++];
         *info = (struct kvc_attend_info){
             .seq = seq,

@@ -132,16 +132,6 @@ static int walk_row(struct walk *walk, bool heavy, bool group)
     return kind;
 }
 
-/* Whether a row stands for several tokens now. */
-static bool is_group(const struct kvc_choice *c, int32_t pair, int32_t i)
-{
-    if (c->next[i] >= 0)
-        return true;
-    const struct kvc_row_place at = kvc_find_row(c, pair, i);
-    const struct kvc_groups *groups = kvc_page_groups(c->cache, at.column->entries[pair].page);
-    return groups && groups->size[at.row] > 1;
-}
-
 /* ---- room ---- */
 
 /* Pages of both kinds that the fresh rows of a pair take before anything merges. */
@@ -157,8 +147,10 @@ static void count_pages(const struct kvc_choice *c, int32_t pair, int32_t *n_pag
                 n_rows[kvc_bit(heavy, i) ? 0 : 1]++;
         }
     }
-    if (c->policy->recode && c->policy->merge_rounds > 0) /* any row may come to the new pages */
-        n_rows[1] = c->n;
+    if (c->policy->recode && c->policy->merge_rounds > 0) /* visual rows of older pages may come */
+        for (int32_t i = 0; i < c->n; i++)
+            n_rows[1] += kvc_fact(c->cache, c->seq, i)->kind == KVC_TOKEN_VISUAL &&
+                         kvc_bit(kvc_choice_bits(c, c->keep, pair), i);
     for (int kind = 0; kind < 2; kind++)
         n_pages[kind] = (n_rows[kind] + KVC_PAGE_ROWS - 1) / KVC_PAGE_ROWS;
 }
@@ -219,7 +211,7 @@ static void add_member(struct building *b, int kind, int32_t row, int32_t m)
     to->size[row] = (uint8_t)kvc_min32(size, UINT8_MAX);
     if (m == c->head[m])
         to->bias[row] = c->next[m] >= 0 ? c->bias[m] : from ? from->bias[at.row] : 0.0f;
-    b->scores[kind][row] += kvc_row_score(c->cache, c->seq, at.column, b->pair, (uint32_t)at.row);
+    b->scores[kind][row] += kvc_row_score(c->cache, at.column, b->pair, (uint32_t)at.row);
 }
 
 /* Copies a row into the open page of its kind. */
@@ -331,7 +323,6 @@ static void take_page(struct kvc_choice *c, int32_t pair, int kind, const struct
     struct kvc_column *column = kvc_column_at(cache, c->columns[page->column]);
     column->entries[pair].page = kvc_page_alloc(cache, layout_of(c, pair, kind, page->groups));
     column->first = first < column->first ? first : column->first;
-    cache->n_sealed_total++;
 }
 
 /* Takes the pages of a pair. */
@@ -345,7 +336,7 @@ static void take_pages(struct kvc_choice *c, int32_t pair)
     for (int32_t i = 0; i < c->n; i++) {
         if (!kvc_bit(built, i))
             continue;
-        const int kind = walk_row(&walk, kvc_bit(heavy, i), is_group(c, pair, i));
+        const int kind = walk_row(&walk, kvc_bit(heavy, i), c->next[i] >= 0);
         struct filling *page = &walk.pages[kind];
         const int32_t ordinal = kvc_fact(c->cache, c->seq, i)->ordinal;
         first[kind] = page->n_rows == 1 ? ordinal : first[kind];
@@ -399,14 +390,16 @@ void kvc_build_undo(struct kvc_choice *c)
     c->n_columns = 0;
 }
 
-/* One more than the largest ordinal of a column, and than the last member of its groups. */
-static void find_end(const kvc_cache *cache, struct kvc_column *column, int32_t *merged_end)
+/* Counts the pages of a new column, and finds one more than its largest ordinal and than the last
+ * member of its groups. */
+static void count_column(kvc_cache *cache, struct kvc_column *column, int32_t *merged_end)
 {
     column->end = 0;
     for (int32_t pair = 0; pair < cache->n_pairs; pair++) {
         const struct kvc_entry *e = &column->entries[pair];
         if (e->page < 0)
             continue;
+        cache->n_sealed_total++;
         const int32_t *ordinals = kvc_page_ordinals(cache, e->page);
         const struct kvc_groups *groups = kvc_page_groups(cache, e->page);
         const int32_t end = ordinals[e->n_rows - 1] + 1;
@@ -430,7 +423,7 @@ void kvc_build_commit(struct kvc_choice *c)
             (size_t)n_behind * sizeof(*seq->slots));
     memcpy(seq->slots + from, c->columns, (size_t)c->n_columns * sizeof(*seq->slots));
     for (int32_t i = 0; i < c->n_columns; i++)
-        find_end(cache, kvc_column_at(cache, c->columns[i]), &seq->merged_end);
+        count_column(cache, kvc_column_at(cache, c->columns[i]), &seq->merged_end);
     seq->n_slots = from + c->n_columns + n_behind;
     seq->first_unsealed = from + c->n_columns;
     c->end = seq->first_unsealed;

@@ -216,6 +216,7 @@ static void carve(kvc_cache *cache, struct kvc_arena *arena)
     cache->infos = kvc_arena_take(arena, n_seq, sizeof(struct kvc_attend_info), 64);
     kvc_choice_carve(cache, arena);
     kvc_fuse_carve(cache, arena);
+    cache->compactions = kvc_arena_take(arena, (size_t)cache->n_pairs, kvc_compaction_bytes(), 64);
     kvc_build_carve(cache, arena);
     cache->scratch_bytes = arena->used - start;
 
@@ -248,9 +249,19 @@ static size_t reserved_pages(const kvc_cache *cache)
     return n;
 }
 
+/* Free slabs that a cache with on_full keeps, so that rows can be moved together when it is full:
+ * pages for one page of every layer and head, and what lies between slabs. */
+static size_t kept_slabs(const kvc_cache *cache)
+{
+    const uint8_t tag = kvc_precision_tag(&cache->params.precision);
+    const size_t per_slab = cache->slab_bytes / cache->layouts[tag + KVC_MOVED].n_bytes;
+    return cache->params.on_full ? ((size_t)cache->n_pairs + per_slab - 1) / per_slab + 2 : 0;
+}
+
 static size_t min_slabs(const kvc_cache *cache)
 {
-    return (reserved_pages(cache) + KVC_SLAB_OPEN_PAGES - 1) / KVC_SLAB_OPEN_PAGES + 1;
+    return (reserved_pages(cache) + KVC_SLAB_OPEN_PAGES - 1) / KVC_SLAB_OPEN_PAGES + 1 +
+           kept_slabs(cache);
 }
 
 /* Page ids are int32. */
@@ -332,6 +343,7 @@ kvc_status kvc_cache_create(kvc_ctx *ctx, const kvc_cache_params *params, kvc_ca
     kvc_cache *cache = (kvc_cache *)(void *)arena.base;
     *cache = plan;
 
+    cache->n_kept_slabs = (int32_t)kept_slabs(cache);
     cache->params.on_full = NULL; /* the caller's may go */
     if (p.on_full) {
         cache->has_on_full = true;

@@ -32,6 +32,7 @@ void kvc_choice_carve(kvc_cache *cache, struct kvc_arena *arena)
     c->heavy = kvc_arena_take(arena, n_pairs * words, sizeof(uint64_t), 64);
     c->built = kvc_arena_take(arena, n_pairs * words, sizeof(uint64_t), 64);
     c->scores = kvc_arena_take(arena, n, sizeof(float), 64);
+    c->shared = kvc_arena_take(arena, 3 * n, sizeof(float), 64);
     c->mass = kvc_arena_take(arena, n * (size_t)cache->params.n_kv_heads, sizeof(float), 64);
     c->part = kvc_arena_take(arena, n, sizeof(float), 64);
     c->members = kvc_arena_take(arena, n, sizeof(int32_t), 64);
@@ -104,6 +105,7 @@ void kvc_choice_start(struct kvc_choice *c, kvc_cache *cache, struct kvc_sequenc
     c->map = map;
     c->strength = 1.0f;
     c->max_rows = policy->max_rows;
+    c->block = policy->block;
     c->n = seq->n_facts;
     c->words = ((size_t)c->n + 63) / 64;
     c->end = seq->first_unsealed;
@@ -117,13 +119,12 @@ void kvc_choice_start(struct kvc_choice *c, kvc_cache *cache, struct kvc_sequenc
 uint64_t kvc_rows_staying(const struct kvc_choice *c, const struct kvc_column *column, int32_t pair)
 {
     const struct kvc_entry *e = &column->entries[pair];
-    const int32_t *ordinals = e->page >= 0 ? kvc_page_ordinals(c->cache, e->page) : NULL;
     const uint64_t *keep = kvc_choice_bits(c, c->keep, pair);
     const uint64_t *built = kvc_choice_bits(c, c->built, pair);
     uint64_t stay = 0;
     for (uint64_t left = e->page >= 0 ? e->live : 0; left; left &= left - 1) {
         const int r = __builtin_ctzll(left);
-        const int32_t i = kvc_token_at(c, ordinals ? ordinals[r] : column->first + r);
+        const int32_t i = kvc_token_at(c, kvc_row_ordinal(c->cache, column, pair, r));
         if (kvc_bit(keep, i) && !kvc_bit(built, i))
             stay |= UINT64_C(1) << r;
     }
@@ -174,11 +175,15 @@ static struct image find_image(const struct kvc_choice *c, int32_t first)
         if (!is_visual(fact) || fact->image != number)
             continue;
         kvc_bit_set(c->done, i);
-        image.n_sinks += fact->ordinal < 64 && c->seq->strip_live >> fact->ordinal & 1;
+        image.n_sinks += kvc_is_sink(c->seq, fact->ordinal);
         if (!kvc_bit(c->group, i))
             continue;
         c->members[image.n++] = i;
         image.original = fact->image_tokens > image.original ? fact->image_tokens : image.original;
+        if (fact->row >= c->n || fact->col >= c->n) { /* no grid that fits */
+            image.grid = false;
+            continue;
+        }
         image.grid = image.grid && fact->row >= 0 && fact->col >= 0;
         image.n_rows = fact->row >= image.n_rows ? fact->row + 1 : image.n_rows;
         image.n_cols = fact->col >= image.n_cols ? fact->col + 1 : image.n_cols;
@@ -305,12 +310,12 @@ static size_t select_visual(const struct kvc_choice *c, const struct image *imag
         options.diversity = 0.0f;
         options.cell_rows = options.cell_cols = c->policy->coverage;
         options.excluded = c->forced;
-        kvc_choose_tokens(c->cache->ctx, c->part, NULL, &grid, forced, keep, &options, c->rows,
-                          &n_rows, NULL, c->ws, c->ws_size);
-        return n_rows;
+        if (kvc_choose_tokens(c->cache->ctx, c->part, NULL, &grid, forced, keep, &options, c->rows,
+                              &n_rows, NULL, c->ws, c->ws_size) == KVC_OK)
+            return n_rows;
     }
-    kvc_select_rows(c->part, n, keep, forced, (size_t)c->policy->block, c->policy->block_score,
-                    c->rows, &n_rows, c->ws, c->ws_size);
+    kvc_select_rows(c->part, n, keep, forced, (size_t)c->block, c->policy->block_score, c->rows,
+                    &n_rows, c->ws, c->ws_size);
     return n_rows;
 }
 
@@ -446,8 +451,11 @@ static void prune_rows(struct kvc_choice *c, size_t target)
     if (keep >= (size_t)n)
         return;
     force_members(c, n, keep);
-    kvc_select_rows(c->part, (size_t)n, keep, c->forced, (size_t)c->policy->block,
-                    c->policy->block_score, c->rows, &n_kept, c->ws, c->ws_size);
+    kvc_select_rows(c->part, (size_t)n, keep, c->forced, (size_t)c->block, c->policy->block_score,
+                    c->rows, &n_kept, c->ws, c->ws_size);
+    if (n_kept > keep) /* the blocks of forced rows are too many */
+        kvc_select_rows(c->part, (size_t)n, keep, c->forced, 1, KVC_BLOCK_MEAN, c->rows, &n_kept,
+                        c->ws, c->ws_size);
     for (int32_t m = 0, r = 0; m < n; m++) {
         const int32_t i = c->members[m];
         if ((size_t)r < n_kept && c->rows[r] == m) {
@@ -499,22 +507,23 @@ static void find_group(const struct kvc_choice *c, int32_t group)
 }
 
 /* Shares the rows of all groups out over them: a group whose mass is spread gets more. */
-static void split_rows(const struct kvc_choice *c)
+static void split_rows(struct kvc_choice *c)
 {
     const int32_t n_groups = kvc_n_groups(c);
     kvc_budget_options options = c->policy->budget;
     size_t total = 0;
 
+    const bool weighs = options.mode != KVC_BUDGET_PYRAMID;
     for (int32_t g = 0; g < n_groups; g++) {
         int32_t n_spread = 0;
         float max = 0.0f;
         find_group(c, g);
-        if (options.mode == KVC_BUDGET_WEIGHTS || options.mode == KVC_BUDGET_HYBRID)
+        if (weighs)
             kvc_rank(c, g);
         const int32_t n = find_members(c);
-        for (int32_t m = 0; m < n; m++)
+        for (int32_t m = 0; m < n && weighs; m++)
             max = c->part[m] > max ? c->part[m] : max;
-        for (int32_t m = 0; m < n; m++)
+        for (int32_t m = 0; m < n && weighs; m++)
             n_spread += c->part[m] >= 0.01f * max;
         c->weights[g] = n > 0 ? (float)n_spread / (float)n : 0.0f;
         total += row_target(c, n);
@@ -527,7 +536,8 @@ static void split_rows(const struct kvc_choice *c)
 void kvc_choose(struct kvc_choice *c)
 {
     const bool limited = c->max_rows > 0 || c->policy->row_rate > 0.0f;
-    const bool split = limited && kvc_n_groups(c) > 1;
+    const bool split =
+        limited && kvc_n_groups(c) > 1 && c->policy->budget.mode != KVC_BUDGET_UNIFORM;
     kvc_gate gate = c->seq->gate;
 
     c->visual_rate = 0.0f;

@@ -25,6 +25,7 @@ struct kvc_choice {
     float strength;             /* part of the policy's rates that is applied */
     int32_t max_rows;           /* 0: no limit */
     int32_t n_coming;           /* tokens about to be announced: they are the newest */
+    int32_t block;              /* rows that stay or go together */
     bool estimate;              /* measure what changes for the kept query rows */
     bool only_rows;             /* no visual pruning, no row_rate: only max_rows counts */
     int32_t n;                  /* tokens in the table */
@@ -37,11 +38,13 @@ struct kvc_choice {
     kvc_gate gate;     /* after this call */
     int32_t n_images, n_forced_dropped;
 
-    float *scores, *mass;                         /* [n] of a group, [n_kv_heads][n] of a layer */
-    float *part;                                  /* [n] scores of members */
-    int32_t *members;                             /* [n] candidates of one selection */
-    int32_t *rows;                                /* [n] what it chose of them */
-    uint64_t *group;                              /* [words] rows of a group */
+    float *scores, *mass; /* [n] of a group, [n_kv_heads][n] of a layer */
+    float *shared;    /* [3][n] of all layers, for each part of the query rows; bit p of ranked */
+    uint32_t ranked;  /* says that part p is there */
+    float *part;      /* [n] scores of members */
+    int32_t *members; /* [n] candidates of one selection */
+    int32_t *rows;    /* [n] what it chose of them */
+    uint64_t *group;  /* [words] rows of a group */
     uint64_t *forced, *sentences, *places, *done; /* [words] */
     uint8_t *fates;                               /* [n] */
     float *weights;                               /* [n_pairs] of the groups */
@@ -96,7 +99,7 @@ static inline void kvc_bit_set(uint64_t *bits, int32_t i)
 /* ---- rank.c ---- */
 
 /* The scores of a group, in c->scores. Groups that are heads: in ascending order. */
-void kvc_rank(const struct kvc_choice *c, int32_t group);
+void kvc_rank(struct kvc_choice *c, int32_t group);
 
 /* Where a token is: -1 in the table if it was forgotten. */
 int32_t kvc_token_at(const struct kvc_choice *c, int64_t ordinal);

@@ -22,13 +22,6 @@ static uint8_t target_layout(int32_t tag, bool groups)
     return (uint8_t)(tag + (groups ? KVC_MERGED : KVC_MOVED));
 }
 
-static int32_t ordinal_of(const kvc_cache *cache, const struct kvc_column *column, int32_t pair,
-                          int32_t row)
-{
-    const int32_t *ordinals = kvc_page_ordinals(cache, column->entries[pair].page);
-    return ordinals ? ordinals[row] : column->first + row;
-}
-
 /* The shortest span from a slot on that moving makes smaller, filled up; or one slot, to be left
  * alone. Pages of moved rows are larger: they carry ordinals. Pages of other tags stay. */
 static struct span find_span(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t pair,
@@ -41,7 +34,7 @@ static struct span find_span(const kvc_cache *cache, const struct kvc_sequence *
         const struct kvc_entry *e = &column->entries[pair];
         if (e->page < 0 || kvc_page_tag(cache, e->page) != tag)
             continue;
-        if (ordinal_of(cache, column, pair, 0) <= span.last_ordinal) /* rows must ascend */
+        if (kvc_row_ordinal(cache, column, pair, 0) <= span.last_ordinal) /* rows must ascend */
             break;
         const int32_t n_rows = __builtin_popcountll(e->live), pages = pages_for(span.n_rows);
         const size_t moved = cache->layouts[target_layout(tag, span.groups)].n_bytes;
@@ -52,7 +45,7 @@ static struct span find_span(const kvc_cache *cache, const struct kvc_sequence *
         if ((size_t)pages * moved < span.n_bytes && n_rows > pages * KVC_PAGE_ROWS - span.n_rows)
             break;
         span.n_pages++;
-        span.last_ordinal = ordinal_of(cache, column, pair, e->n_rows - 1);
+        span.last_ordinal = kvc_row_ordinal(cache, column, pair, e->n_rows - 1);
         span.n_rows += n_rows;
         span.n_bytes += kvc_page_layout_of(cache, e->page)->n_bytes;
         span.groups = span.groups || kvc_page_groups(cache, e->page);
@@ -146,62 +139,98 @@ static int32_t place_target(kvc_cache *cache, struct kvc_sequence *seq, int32_t 
 }
 
 /*
- * Moves the rows of a span into new pages. Rows only move to earlier slots: when page i of the span
- * is full, its first i + 1 pages are gone. Without room it stops between two pages, with every row
- * in one place. Returns the pages that became free.
+ * One pair whose pages of one tag are being moved together, span by span. Rows only move to earlier
+ * slots: when page i of a span is full, its first i + 1 pages are gone.
  */
-static int64_t compact_span(kvc_cache *cache, struct kvc_sequence *seq, int32_t pair, int32_t tag,
-                            const struct span *span)
-{
-    int32_t source = span->first, place = span->first, n_emptied = 0, n_made = 0;
-    struct target to;
+struct kvc_compaction {
+    struct span span;
+    int32_t source, place, n_emptied;
+    bool busy; /* inside a span */
+};
 
-    while (n_emptied < span->n_pages && open_target(cache, tag, span->groups, &to)) {
-        while (n_emptied < span->n_pages && to.n_rows < KVC_PAGE_ROWS) {
-            struct kvc_column *column = kvc_slot(cache, seq, source);
-            struct kvc_entry *e = &column->entries[pair];
-            if (e->page < 0 || kvc_page_tag(cache, e->page) != tag) {
-                source++;
-                continue;
-            }
-            move_rows(cache, column, pair, &to);
-            if (e->live)
-                continue;
-            n_emptied++;
-            kvc_entry_clear(cache, e);
-            source++;
+/* Fills one page of a span; false without room, with every row in one place. */
+static bool fill_page(kvc_cache *cache, struct kvc_sequence *seq, int32_t pair, int32_t tag,
+                      struct kvc_compaction *at)
+{
+    struct target to;
+    if (!open_target(cache, tag, at->span.groups, &to))
+        return false;
+    while (at->n_emptied < at->span.n_pages && to.n_rows < KVC_PAGE_ROWS) {
+        struct kvc_column *column = kvc_slot(cache, seq, at->source);
+        struct kvc_entry *e = &column->entries[pair];
+        if (e->page < 0 || kvc_page_tag(cache, e->page) != tag) {
+            at->source++;
+            continue;
         }
-        place = place_target(cache, seq, place, pair, &to);
-        n_made++;
+        move_rows(cache, column, pair, &to);
+        if (e->live)
+            continue;
+        at->n_emptied++;
+        kvc_entry_clear(cache, e);
+        at->source++;
     }
-    return n_emptied - n_made;
+    at->place = place_target(cache, seq, at->place, pair, &to);
+    return true;
 }
 
-/* Bit t: some sealed page of the pair has tag t. */
-static uint64_t tags_of(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t pair)
+/* Goes on with a pair up to one filled page; false: there is no more to do. */
+static bool advance(kvc_cache *cache, struct kvc_sequence *seq, int32_t pair, int32_t tag,
+                    struct kvc_compaction *at)
+{
+    while (!at->busy && at->span.last < seq->first_unsealed) {
+        at->span = find_span(cache, seq, pair, tag, at->span.last);
+        at->busy = at->span.n_pages > 0;
+        at->source = at->place = at->span.first;
+        at->n_emptied = 0;
+    }
+    if (!at->busy)
+        return false;
+    const bool filled = fill_page(cache, seq, pair, tag, at);
+    at->busy = filled && at->n_emptied < at->span.n_pages;
+    return true;
+}
+
+/* Bit t: some sealed page has tag t. */
+static uint64_t find_tags(const kvc_cache *cache, const struct kvc_sequence *seq)
 {
     uint64_t tags = 0;
-    for (int32_t slot = 0; slot < seq->first_unsealed; slot++) {
-        const int32_t page = kvc_slot(cache, seq, slot)->entries[pair].page;
-        if (page >= 0)
-            tags |= UINT64_C(1) << kvc_page_tag(cache, page);
-    }
+    for (int32_t slot = 0; slot < seq->first_unsealed; slot++)
+        for (int32_t pair = 0; pair < cache->n_pairs; pair++) {
+            const int32_t page = kvc_slot(cache, seq, slot)->entries[pair].page;
+            if (page >= 0)
+                tags |= UINT64_C(1) << kvc_page_tag(cache, page);
+        }
     return tags;
 }
 
+static int32_t n_pages(const kvc_cache *cache)
+{
+    int32_t n = 0;
+    for (int32_t i = 1; i < cache->n_classes; i++)
+        n += cache->classes[i].n_used;
+    return n;
+}
+
+/* The pairs go on together, a page at a time: the pages of a column lie in the same slabs, which
+ * become free only when all of them have moved. */
 int64_t kvc_compact(kvc_cache *cache, struct kvc_sequence *seq)
 {
-    int64_t n_freed = 0;
-    for (int32_t pair = 0; pair < cache->n_pairs; pair++)
-        for (uint64_t tags = tags_of(cache, seq, pair); tags; tags &= tags - 1) {
-            const int32_t tag = __builtin_ctzll(tags);
-            for (int32_t slot = 0; kvc_rows_move(cache, tag) && slot < seq->first_unsealed;) {
-                const struct span span = find_span(cache, seq, pair, tag, slot);
-                if (span.n_pages > 0)
-                    n_freed += compact_span(cache, seq, pair, tag, &span);
-                slot = span.last;
-            }
+    const int32_t before = n_pages(cache);
+    for (uint64_t tags = find_tags(cache, seq); tags; tags &= tags - 1) {
+        const int32_t tag = __builtin_ctzll(tags);
+        bool more = kvc_rows_move(cache, tag);
+        memset(cache->compactions, 0, (size_t)cache->n_pairs * sizeof(*cache->compactions));
+        while (more) {
+            more = false;
+            for (int32_t pair = 0; pair < cache->n_pairs; pair++)
+                more = advance(cache, seq, pair, tag, &cache->compactions[pair]) || more;
         }
+    }
     kvc_seq_drop_empty_slots(cache, seq);
-    return n_freed;
+    return before - n_pages(cache);
+}
+
+size_t kvc_compaction_bytes(void)
+{
+    return sizeof(struct kvc_compaction);
 }

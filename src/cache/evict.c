@@ -38,27 +38,40 @@ void kvc_forget_tokens(struct kvc_choice *c)
             c->group[w] |= kvc_choice_bits(c, c->keep, pair)[w];
     for (int32_t i = 0; i < c->n; i++) {
         const int32_t ordinal = kvc_fact(c->cache, c->seq, i)->ordinal;
-        if (ordinal < 64 && c->seq->strip_live >> ordinal & 1)
+        if (kvc_is_sink(c->seq, ordinal))
             kvc_bit_set(c->group, i);
     }
     kvc_facts_keep(c->cache, c->seq, c->group);
 }
 
+/* Whether the rows of every sealed page can move alone. */
+static bool rows_move(const kvc_cache *cache, const struct kvc_sequence *seq)
+{
+    for (int32_t slot = 0; slot < seq->first_unsealed; slot++)
+        for (int32_t pair = 0; pair < cache->n_pairs; pair++) {
+            const int32_t page = kvc_slot(cache, seq, slot)->entries[pair].page;
+            if (page >= 0 && !kvc_rows_move(cache, kvc_page_tag(cache, page)))
+                return false;
+        }
+    return true;
+}
+
 bool kvc_evict(kvc_cache *cache, struct kvc_sequence *seq, const kvc_policy *policy,
                int32_t max_rows, int32_t n_coming)
 {
-    const int32_t before = kvc_most_rows(cache, seq);
     struct kvc_choice c;
 
     kvc_choice_start(&c, cache, seq, policy, NULL);
     c.max_rows = max_rows > 0 ? max_rows : 1;
     c.n_coming = n_coming;
     c.only_rows = true;
+    if (!rows_move(cache, seq)) /* a page is freed only when it is empty */
+        c.block = KVC_PAGE_TOKENS;
     kvc_choose(&c);
     if (memcmp(c.keep, c.live, (size_t)cache->n_pairs * c.words * sizeof(*c.live)) == 0)
         return false;
     kvc_drop_rows(&c);
     kvc_forget_tokens(&c);
     kvc_compact(cache, seq);
-    return kvc_most_rows(cache, seq) < before;
+    return true;
 }

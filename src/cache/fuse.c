@@ -28,7 +28,7 @@ void kvc_fuse_carve(kvc_cache *cache, struct kvc_arena *arena)
     const size_t n = (size_t)cache->params.max_merge_tokens;
     const size_t stride = kvc_attend_stride((size_t)cache->params.head_dim_k);
     struct kvc_fuse_room *room = kvc_arena_take(arena, 1, sizeof(*room), 64), dummy;
-    static float none;
+    float none = 0.0f; /* only the shape counts */
     cache->fuse_room = room;
     room = room ? room : &dummy;
     *room = (struct kvc_fuse_room){0};
@@ -80,34 +80,55 @@ static kvc_merge_token token_of(const struct kvc_choice *c, int32_t pair, int32_
         .size = groups ? (float)groups->size[at.row] : 1.0f,
         .bias = groups ? groups->bias[at.row] : 0.0f,
         .mass = c->scores[i],
-        .fixed = fact->flags & KVC_TOKEN_KEEP || kvc_bit(kvc_choice_bits(c, c->heavy, pair), i),
+        .fixed = fact->flags & KVC_TOKEN_KEEP ||
+                 fact->ordinal >= c->seq->n_tokens - c->policy->last_tokens ||
+                 kvc_bit(kvc_choice_bits(c, c->heavy, pair), i),
     };
 }
 
-/* Collects the tokens of the image of token `first` that may merge; 0 where there are too many. */
-static size_t collect(const struct kvc_choice *c, int32_t pair, int32_t first)
+/* Whether a row stands for as many tokens in all pairs of a group. */
+static bool is_alike(const struct kvc_choice *c, int32_t first, int32_t last, int32_t i)
+{
+    const kvc_merge_token token = token_of(c, first, i);
+    for (int32_t pair = first + 1; pair < last && c->seq->merged_end > 0; pair++) {
+        const kvc_merge_token other = token_of(c, pair, i);
+        if (other.size != token.size || other.bias != token.bias)
+            return false;
+    }
+    return true;
+}
+
+/* Collects the tokens of the image of token `begin` that may merge; 0 where there are too many. */
+static size_t collect(const struct kvc_choice *c, int32_t first, int32_t last, int32_t begin)
 {
     const struct kvc_fuse_room *room = c->cache->fuse_room;
-    const int32_t image = kvc_fact(c->cache, c->seq, first)->image;
+    const int32_t image = kvc_fact(c->cache, c->seq, begin)->image;
+    const int32_t near = kvc_fact(c->cache, c->seq, begin)->ordinal + UINT16_MAX / 2;
     int32_t fresh, end;
     size_t n = 0, most = (size_t)c->cache->params.max_merge_tokens;
     float sum = 0.0f;
 
     fresh_range(c, &fresh, &end);
-    for (int32_t i = first; i < c->n; i++) {
+    for (int32_t i = begin; i < c->n; i++) {
         const struct kvc_fact *fact = kvc_fact(c->cache, c->seq, i);
         if (fact->kind != KVC_TOKEN_VISUAL || fact->image != image)
             continue;
         kvc_bit_set(c->done, i);
-        if (!kvc_bit(c->group, i) || fact->ordinal >= end ||
+        if (!kvc_bit(c->group, i) || fact->ordinal >= end || fact->ordinal > near ||
             (fact->ordinal < fresh && !c->policy->recode))
             continue;
-        if (n == most)
-            return 0;
+        if (n >= most) {
+            n = most + 1;
+            continue;
+        }
         room->index[n] = i;
-        room->tokens[n] = token_of(c, pair, i);
+        room->tokens[n] = token_of(c, first, i);
+        if (!is_alike(c, first, last, i))
+            room->tokens[n].fixed = true;
         sum += room->tokens[n++].mass;
     }
+    if (n > most)
+        return 0;
     for (size_t m = 0; m < n && c->policy->sink_factor > 0.0f; m++)
         if (room->tokens[m].mass > c->policy->sink_factor * (sum / (float)n))
             room->tokens[m].fixed = true;
@@ -194,7 +215,7 @@ static size_t round_of(const struct kvc_choice *c, int32_t first, int32_t last, 
 static void fuse_image(const struct kvc_choice *c, int32_t first, int32_t last, int32_t token,
                        int32_t rounds)
 {
-    size_t n = collect(c, first, token);
+    size_t n = collect(c, first, last, token);
     for (int32_t round = 0; round < rounds && n >= 2; round++) {
         const size_t left = round_of(c, first, last, n);
         if (left == n)
@@ -240,11 +261,8 @@ void kvc_fuse(struct kvc_choice *c, int32_t group, int32_t rounds)
         c->weight[i] = 1.0f;
     }
     if (rounds > 0) {
-        if (c->policy->scope != KVC_SCOPE_SHARED) {
-            if (c->policy->scope == KVC_SCOPE_HEAD) /* its layer is scored with the first head */
-                kvc_rank(c, group - group % c->cache->params.n_kv_heads);
+        if (c->policy->scope != KVC_SCOPE_SHARED)
             kvc_rank(c, group);
-        }
         find_common(c, first, last);
         memset(c->done, 0, c->words * sizeof(*c->done));
         for (int32_t i = 0; i < c->n; i++) {

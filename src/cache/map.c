@@ -74,8 +74,7 @@ static kvc_token_fate *fates_of(const kvc_map *map, int32_t pair)
 /* Whether token i has a row, as a sink or in a page. */
 static bool has_row(const struct kvc_choice *c, const uint64_t *live, int32_t i)
 {
-    const int32_t ordinal = kvc_fact(c->cache, c->seq, i)->ordinal;
-    return kvc_bit(live, i) || (ordinal < 64 && c->seq->strip_live >> ordinal & 1);
+    return kvc_bit(live, i) || kvc_is_sink(c->seq, kvc_fact(c->cache, c->seq, i)->ordinal);
 }
 
 void kvc_map_begin(kvc_map *map, const struct kvc_choice *c)

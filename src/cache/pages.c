@@ -95,7 +95,7 @@ bool kvc_pages_fit(const kvc_cache *cache, const int32_t *need)
         if (need[i] > c->n_free)
             slabs += (need[i] - c->n_free + (int32_t)c->per_slab - 1) / (int32_t)c->per_slab;
     }
-    return slabs <= cache->n_free_slabs;
+    return slabs == 0 || slabs + cache->n_kept_slabs <= cache->n_free_slabs;
 }
 
 int32_t kvc_page_alloc(kvc_cache *cache, uint8_t layout)

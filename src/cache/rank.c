@@ -24,18 +24,17 @@ static void score_lane(void *arg, size_t lane)
 static void sum_scores(const struct kvc_choice *c, int32_t pair, float *mass)
 {
     const kvc_cache *cache = c->cache;
-    const float decay = cache->params.score_decay;
+    const float decay = cache->params.score_decay, factor = kvc_score_factor(cache, c->seq);
     for (int32_t slot = 0; slot < c->seq->n_slots; slot++) {
         struct kvc_column *column = kvc_slot(cache, c->seq, slot);
         const struct kvc_entry *e = &column->entries[pair];
-        const int32_t *ordinals = e->page >= 0 ? kvc_page_ordinals(cache, e->page) : NULL;
         for (uint64_t left = e->page >= 0 ? e->live : 0; left; left &= left - 1) {
             const int r = __builtin_ctzll(left);
-            const int32_t ordinal = ordinals ? ordinals[r] : column->first + r;
+            const int32_t ordinal = kvc_row_ordinal(cache, column, pair, r);
             const float n = (float)(c->seq->n_tokens - ordinal);
             const float seen = decay < 1.0f ? (1.0f - powf(decay, n)) / (1.0f - decay) : n;
             mass[kvc_facts_find(cache, c->seq, ordinal)] =
-                kvc_row_score(cache, c->seq, column, pair, (uint32_t)r) / seen;
+                factor * kvc_row_score(cache, column, pair, (uint32_t)r) / seen;
         }
     }
 }
@@ -96,7 +95,7 @@ static void model_scores(const struct kvc_choice *c)
     }
 }
 
-void kvc_rank(const struct kvc_choice *c, int32_t group)
+void kvc_rank(struct kvc_choice *c, int32_t group)
 {
     const int32_t n_heads = c->cache->params.n_kv_heads;
     memset(c->scores, 0, (size_t)c->n * sizeof(*c->scores));
@@ -109,7 +108,13 @@ void kvc_rank(const struct kvc_choice *c, int32_t group)
             c->scores[i] = ordinal < c->policy->n_scores ? c->policy->scores[ordinal] : 0.0f;
         }
     } else if (c->policy->scope == KVC_SCOPE_SHARED) {
-        model_scores(c);
+        float *known = c->shared + (size_t)c->probes * (size_t)c->n;
+        if (!(c->ranked >> c->probes & 1)) {
+            model_scores(c);
+            memcpy(known, c->scores, (size_t)c->n * sizeof(*known));
+            c->ranked |= 1u << c->probes;
+        }
+        memcpy(c->scores, known, (size_t)c->n * sizeof(*known));
     } else if (c->policy->scope == KVC_SCOPE_LAYER) {
         score_layer(c, group);
         add_layer(c, 1.0f, false);

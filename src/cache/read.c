@@ -79,19 +79,21 @@ static void read_row(const kvc_cache *cache, const struct kvc_page_layout *layou
     out->n++;
 }
 
-float kvc_row_score(const kvc_cache *cache, const struct kvc_sequence *seq,
-                    struct kvc_column *column, int32_t pair, uint32_t row)
+float kvc_row_score(const kvc_cache *cache, struct kvc_column *column, int32_t pair, uint32_t row)
 {
     const float *scores = kvc_slot_scores(cache, column, pair);
-    const float decay = cache->params.score_decay;
-    const float age = (float)(seq->n_tokens - 1 - seq->score_base);
-    const float factor = decay < 1.0f ? expf(age * logf(decay)) : 1.0f;
     switch (cache->params.score_mode) {
-    case KVC_SCORE_PAGE:
-        return factor * scores[0] / (float)__builtin_popcountll(column->entries[pair].live);
-    case KVC_SCORE_TOKEN: return factor * scores[row];
+    case KVC_SCORE_PAGE: return scores[0] / (float)__builtin_popcountll(column->entries[pair].live);
+    case KVC_SCORE_TOKEN: return scores[row];
     default: return 0.0f;
     }
+}
+
+float kvc_score_factor(const kvc_cache *cache, const struct kvc_sequence *seq)
+{
+    const float decay = cache->params.score_decay;
+    const float age = (float)(seq->n_tokens - 1 - seq->score_base);
+    return decay < 1.0f ? expf(age * logf(decay)) : 1.0f;
 }
 
 /* Adds the rows of a slot that lie in first ... last - 1. */
@@ -111,7 +113,7 @@ static void read_slot(const kvc_cache *cache, const struct kvc_sequence *seq, in
             out->sizes[out->n] = groups ? groups->size[r] : 1;
         read_row(cache, kvc_page_layout_of(cache, e->page), kvc_page_data(cache, e->page), r,
                  list ? list[r] : column->first + (int64_t)r,
-                 kvc_row_score(cache, seq, column, pair, r), out);
+                 kvc_row_score(cache, column, pair, r) * kvc_score_factor(cache, seq), out);
     }
 }
 

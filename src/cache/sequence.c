@@ -338,6 +338,8 @@ kvc_status kvc_seq_truncate(kvc_cache *cache, kvc_seq seq, int64_t n_tokens)
         s->appended[l] = kvc_min32(s->appended[l], n);
     if (s->hold_from > n)
         s->hold_from = n;
+    if (s->score_base > n)
+        kvc_scores_rebase(cache, s, n);
     cache->n_tokens -= s->n_tokens - n;
     s->n_tokens = n;
     if (s->merged_end > 0)

@@ -161,7 +161,9 @@ struct kvc_cache {
     /* policies */
     kvc_policy on_full; /* if has_on_full */
     bool has_on_full;
-    struct kvc_choice *choice; /* its arrays are the scratch */
+    int32_t n_kept_slabs;               /* free ones that sealing leaves for compaction */
+    struct kvc_compaction *compactions; /* [n_pairs] */
+    struct kvc_choice *choice;          /* its arrays are the scratch */
     struct kvc_build_lane *build_lanes;
     struct kvc_fuse_room *fuse_room;
 
@@ -280,6 +282,11 @@ static inline bool kvc_slot_full(const kvc_cache *cache, const struct kvc_column
     return column->first + column->n == kvc_next_border(cache, column->first);
 }
 
+static inline bool kvc_is_sink(const struct kvc_sequence *seq, int32_t ordinal)
+{
+    return ordinal < 64 && seq->strip_live >> ordinal & 1;
+}
+
 /* The strip of sinks of one sequence, layer and head: a page of layout KVC_LAYOUT_STRIP. */
 static inline uint8_t *kvc_strip(const kvc_cache *cache, const struct kvc_sequence *seq,
                                  int32_t pair)
@@ -381,6 +388,17 @@ void kvc_open_absmax(const kvc_cache *cache, const uint8_t *page, uint32_t n_row
 /* Moves rows together in every layer and head; returns the pages that became free. */
 int64_t kvc_compact(kvc_cache *cache, struct kvc_sequence *seq);
 
+/* Bytes of the state of one pair that is being compacted. */
+size_t kvc_compaction_bytes(void);
+
+/* The ordinal of a row of an entry that has a page. */
+static inline int32_t kvc_row_ordinal(const kvc_cache *cache, const struct kvc_column *column,
+                                      int32_t pair, int32_t row)
+{
+    const int32_t *ordinals = kvc_page_ordinals(cache, column->entries[pair].page);
+    return ordinals ? ordinals[row] : column->first + row;
+}
+
 /* Whether rows of pages of a tag can move alone: their parameters are a row's own. */
 static inline bool kvc_rows_move(const kvc_cache *cache, int32_t tag)
 {
@@ -397,11 +415,16 @@ static inline int32_t kvc_page_tag(const kvc_cache *cache, int32_t page)
 
 /* ---- read.c ---- */
 
-/* The score of a row; a page's sum is spread over its live rows. */
-float kvc_row_score(const kvc_cache *cache, const struct kvc_sequence *seq,
-                    struct kvc_column *column, int32_t pair, uint32_t row);
+/* The score of a row as it is stored; a page's sum is spread over its live rows. */
+float kvc_row_score(const kvc_cache *cache, struct kvc_column *column, int32_t pair, uint32_t row);
+
+/* What stored scores are multiplied by: they decay from score_base on. */
+float kvc_score_factor(const kvc_cache *cache, const struct kvc_sequence *seq);
 
 /* ---- attend.c ---- */
+
+/* Moves the base of decaying scores to an ordinal. */
+void kvc_scores_rebase(const kvc_cache *cache, struct kvc_sequence *seq, int32_t base);
 
 /* Floats of one lane and of the partial results of one block. */
 size_t kvc_attend_lane_floats(const kvc_cache_params *params);

@@ -37,6 +37,16 @@ static int32_t new_slots(const kvc_cache *cache, int64_t begin, int64_t end)
     return n;
 }
 
+/* Whether dropping rows of the sequence could make room for n more tokens. */
+static bool could_fit(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t n)
+{
+    const kvc_cache_params *p = &cache->params;
+    const int64_t end = (int64_t)seq->n_tokens + n;
+    return end <= INT32_MAX / 2 && n <= p->max_sequence_tokens &&
+           cache->n_facts - seq->n_facts + n <= p->max_tokens &&
+           (seq->hold_from < 0 || end - seq->hold_from <= p->max_hold_tokens);
+}
+
 /* What an announcement of n tokens needs, besides the room for sealing. */
 static bool tables_fit(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t n,
                        int32_t sealed)
@@ -48,9 +58,8 @@ static bool tables_fit(const kvc_cache *cache, const struct kvc_sequence *seq, i
     if (column)
         begin = kvc_next_border(cache, column->first);
     const int32_t n_new = new_slots(cache, begin, end);
-    return kvc_facts_fit(cache, seq, n) && end <= INT32_MAX / 2 && n_new <= cache->n_free_columns &&
-           seq->n_slots + n_new <= cache->max_slots &&
-           (seq->hold_from < 0 || end - seq->hold_from <= p->max_hold_tokens);
+    return kvc_facts_fit(cache, seq, n) && n_new <= cache->n_free_columns &&
+           seq->n_slots + n_new <= cache->max_slots;
 }
 
 /* Before rows are added to an open slot: an F16 page that other sequences see is copied, one that
@@ -84,6 +93,7 @@ static struct kvc_column *new_slot(kvc_cache *cache, struct kvc_sequence *seq, i
 static kvc_status make_room(kvc_cache *cache, struct kvc_sequence *seq, int32_t n)
 {
     const int32_t most = cache->has_on_full ? cache->on_full.max_rows : 0;
+    KVC_CHECK(could_fit(cache, seq, n), KVC_E_FULL);
     if (most > 0 && kvc_most_rows(cache, seq) > most - n)
         kvc_evict(cache, seq, &cache->on_full, most - n, n);
     for (;;) {

@@ -166,7 +166,8 @@ static void attend(struct pd *d, kvc_seq seq, int n_q, const kvc_attend_options 
                         fail_msg("layer %d head %d ordinal %lld [%zu]: %.9g, not %.9g +- %.2g",
                                  layer, (int)(i % heads), (long long)ordinal, e,
                                  (double)out[i * dv + e], want[e], tolerance);
-                if (!(fabs((double)lse[i] - want_lse) <= 2e-5 * fmax(1, fabs(want_lse)) + tolerance))
+                if (!(fabs((double)lse[i] - want_lse) <=
+                      2e-5 * fmax(1, fabs(want_lse)) + tolerance))
                     fail_msg("layer %d head %d ordinal %lld: lse %.9g, not %.9g", layer,
                              (int)(i % heads), (long long)ordinal, (double)lse[i], want_lse);
             }
@@ -235,11 +236,11 @@ struct pd_rows pd_read(const struct pd *d, kvc_seq seq, int layer, int head)
     r.scores = allocate(room, sizeof(float));
     r.biases = allocate(room, sizeof(float));
     r.sizes = allocate(room, sizeof(*r.sizes));
-    assert_int_equal(kvc_seq_read_rows(d->cache, seq, layer, head, room, r.ordinals, r.k, r.v,
-                                       r.masses, &r.n),
-                     KVC_OK);
     assert_int_equal(
-        kvc_seq_read_groups(d->cache, seq, layer, head, room, r.biases, r.sizes, &n), KVC_OK);
+        kvc_seq_read_rows(d->cache, seq, layer, head, room, r.ordinals, r.k, r.v, r.masses, &r.n),
+        KVC_OK);
+    assert_int_equal(kvc_seq_read_groups(d->cache, seq, layer, head, room, r.biases, r.sizes, &n),
+                     KVC_OK);
     assert_int_equal(n, r.n);
     for (size_t i = 0; i < r.n; i++) {
         assert_true(r.ordinals[i] >= 0 && r.ordinals[i] < kvc_seq_n_tokens(d->cache, seq));
@@ -340,9 +341,9 @@ void pd_probe_scores(const struct pd *d, kvc_seq seq, int layer, int head, doubl
         pd_attention(d, &rows, x, ordinals[r / g], &o, out, &lse, &magnitude);
         for (size_t i = 0; i < rows.n; i++)
             if (rows.ordinals[i] <= ordinals[r / g])
-                scores[i] += exp(logit(d, x, rows.k + i * dk, &o, rows.biases[i], &magnitude) -
-                                 lse) /
-                             (double)(n * g);
+                scores[i] +=
+                    exp(logit(d, x, rows.k + i * dk, &o, rows.biases[i], &magnitude) - lse) /
+                    (double)(n * g);
     }
     pd_free(&rows);
     free(ordinals);
@@ -370,9 +371,9 @@ static uint64_t digest_pages(const struct pd *d, kvc_seq seq, int layer, int hea
         assert_int_equal(kvc_seq_read_page(d->cache, seq, layer, head, i, &info, NULL, NULL, 0),
                          KVC_OK);
         bytes = allocate(info.n_bytes, 1);
-        assert_int_equal(kvc_seq_read_page(d->cache, seq, layer, head, i, &info, ordinals, bytes,
-                                           info.n_bytes),
-                         KVC_OK);
+        assert_int_equal(
+            kvc_seq_read_page(d->cache, seq, layer, head, i, &info, ordinals, bytes, info.n_bytes),
+            KVC_OK);
         hash = mix(hash, ordinals, (size_t)info.n_rows * sizeof(*ordinals));
         hash = mix(hash, &info.live, sizeof(info.live));
         hash = mix(hash, &info.sealed, sizeof(info.sealed));

@@ -38,7 +38,8 @@ void pd_close(struct pd *d);
 
 kvc_token pd_text(int64_t position);
 kvc_token pd_patch(int32_t image, int32_t row, int32_t col, int64_t position);
-/* Announces and appends n tokens: k [n_layers][n][n_kv_heads][head_dim_k], v alike; NULL: random. */
+/* Announces and appends n tokens: k [n_layers][n][n_kv_heads][head_dim_k], v alike; NULL: random.
+ */
 void pd_feed(struct pd *d, const kvc_token *tokens, int n, const float *k, const float *v);
 void pd_feed_text(struct pd *d, int n);
 /* Rows times cols patches at the next position; returns the first ordinal. */
