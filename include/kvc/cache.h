@@ -76,7 +76,8 @@ typedef struct kvc_cache_params {
     int32_t max_hold_tokens; /**< most tokens held by kvc_seq_hold() in one sequence; default 0 */
     int32_t probe_rows;      /**< query rows kept for kvc_seq_read_probes(), 0..1024; default 16 */
     const kvc_policy *on_full; /**< what kvc_tokens_add() does to a sequence that does not fit;
-                                  copied; default NULL: it answers KVC_E_FULL */
+                                  copied, but for kvc_policy::scores, which must outlive the cache;
+                                  default NULL: it answers KVC_E_FULL */
     kvc_precision precision;   /**< of every layer and head; default INT8, TOKEN */
     int32_t
         scale_window; /**< HEAD: tokens whose absmax sets a scale, a multiple of 64, default 64 */
@@ -87,8 +88,8 @@ typedef struct kvc_cache_params {
     bool strict;    /**< true: NaN and Inf in K or V are refused; default false */
     int32_t max_merge_tokens; /**< most visual tokens of an image that policies merge, sizes their
                                  scratch (2 n^2 bytes and more); default 0: none */
-    float score_decay; /**< 0 < decay <= 1: with each query older masses count by this factor less;
-                          default 1 */
+    float score_decay; /**< 0 < decay <= 1: masses count by this factor less for each token that
+                          was announced since; default 1 */
 } kvc_cache_params;
 
 /** Kinds of tokens; policies treat them differently. */
@@ -437,10 +438,10 @@ KVC_API int64_t kvc_seq_n_rows(const kvc_cache *cache, kvc_seq seq, int32_t laye
  * and kvc_attend() of these tokens cannot run out of room.
  *
  * With kvc_cache_params::on_full, rows of this sequence are dropped first: so many that no layer
- * and head has more than the policy's max_rows with the new tokens, if that is set, and more until
- * everything fits. Of the policy the score source, scope, budget, block and what always stays count
- * here; nothing is merged or coded anew. Tokens without rows are forgotten, so a sequence may go on
- * without end.
+ * and head has more than the policy's max_rows with the new tokens (on average, where its budget
+ * gives them different shares), if that is set, and a sixteenth at a time until everything fits. Of
+ * the policy the score source, scope, budget, block and what always stays count here; nothing is
+ * merged or coded anew. Tokens without rows are forgotten, so a sequence may go on without end.
  *
  * @param cache   A cache.
  * @param seq     Every token announced before has its K and V in every layer.
@@ -581,11 +582,13 @@ KVC_API kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_a
  *                            lacks (score_mode, probe_rows). Nothing changed.
  * @retval KVC_E_UNSUPPORTED  The policy merges and max_merge_tokens is 0, its budget is
  *                            KVC_BUDGET_MASS, or its precision is not for caches. Nothing changed.
- * @retval KVC_E_FULL         No room for the sealed pages. Nothing changed.
+ * @retval KVC_E_FULL         No room for the sealed pages; with max_rel_err also for those of a
+ * weaker attempt, which keeps more. Nothing changed.
  *
- * Cost: scoring reads K twice a 16 rows of query heads; merging multiplies all pairs of tokens of
- * an image in every layer and head; sealing writes the new pages once; the error estimate is two
- * attentions of probe_rows queries.
+ * Pages that a policy makes carry their ordinals, 256 bytes each, and those with merged rows 832 or
+ * more. Cost: scoring reads K twice a 16 rows of query heads; merging multiplies all pairs of
+ * tokens of an image in every layer and head; sealing writes the new pages once; the error estimate
+ * is two attentions of probe_rows queries.
  */
 KVC_API kvc_status kvc_cache_compress(kvc_cache *cache, kvc_seq seq, const kvc_policy *policy,
                                       kvc_report *report, kvc_map *map);

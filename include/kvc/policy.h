@@ -12,8 +12,8 @@
  * One list of rows moves keys, values, ordinals, biases, sizes, scores and scales. Tokens keep
  * their positions; the next position does not change. kvc_cache_params::on_full applies a policy
  * when a cache is full. The arithmetic is that of score.h, gate.h, prune.h and merge.h; decisions
- * are the same on every kernel table and with any parallel_for, unless they rest on
- * KVC_SOURCE_SUMS, whose sums have the tolerance of attention.
+ * are the same on every kernel table and with any parallel_for, unless they rest on what attention
+ * computes within its tolerance: KVC_SOURCE_SUMS and max_rel_err.
  *
  * Sources (docs/sources.md): article 000, sections 2 to 6; what differs is in docs/policy.md.
  */
@@ -60,9 +60,12 @@ struct kvc_policy {
                                 KVC_LAYERS_ALL */
     int32_t last_layers;     /**< KVC_LAYERS_LAST: how many; default 4 */
 
-    /* Visual tokens: those of kind KVC_TOKEN_VISUAL with image >= 0, each image by itself. */
+    /* Visual tokens: those of kind KVC_TOKEN_VISUAL with image >= 0, each image by itself; it must
+     * be whole when it is first judged. The rate is of all its tokens, sinks included. */
     float visual_rate; /**< share of them that is pruned, 0..1; with gate: its base; default 0 */
-    bool gate;         /**< let pressure and entropy set the rate; default false */
+    bool gate;         /**< let pressure and entropy set the rate; the pressure is
+                          kvc_stats::used_bytes over what it could be (budget less probe rows,
+                          scratch and overhead); default false */
     kvc_gate_params gating; /**< base is not read: visual_rate is */
     int32_t keep_min;       /**< visual tokens of an image that always stay, >= 0; default 64 */
     float centre;           /**< weight of the centre prior (kvc_refine_options), >= 0; default 0 */
@@ -72,7 +75,8 @@ struct kvc_policy {
     float sink_factor;      /**< visual tokens above this many means stay and do not count in the
                                entropy; 0: none; default 10 */
 
-    /* Merging of visual tokens that are sealed by this call. */
+    /* Merging of visual tokens that are sealed by this call. An image with more candidates than
+     * kvc_cache_params::max_merge_tokens, and tokens that always stay, are left alone. */
     int32_t merge_rounds;      /**< 0..3; default 0. > 0 needs kvc_cache_params::max_merge_tokens */
     kvc_merge_options merging; /**< which pairs, what weights */
     bool recode; /**< let tokens that are already coded merge too: they are decoded and coded once
@@ -83,9 +87,10 @@ struct kvc_policy {
     int32_t max_rows; /**< > 0: most rows of a layer and head, sinks and recent tokens included;
                          where budget gives layers or heads different shares: their mean; default
                          0: no limit */
-    kvc_budget_options
-        budget;    /**< KVC_SCOPE_LAYER and HEAD: how the rows are shared out over layers
-                      or heads; default KVC_BUDGET_UNIFORM. min and max are not read */
+    kvc_budget_options budget; /**< KVC_SCOPE_LAYER and HEAD: how the rows are shared out over
+                                  layers or heads; default KVC_BUDGET_UNIFORM. WEIGHTS and HYBRID
+                                  weigh one by the share of its rows with a score of 1 % or more of
+                                  its largest. min and max are not read */
     int32_t block; /**< 1..64: neighbours in so many places stay or go together; default 1 */
     kvc_block_score block_score; /**< score of a block; default KVC_BLOCK_MEAN */
     int32_t last_tokens;         /**< newest tokens that always stay, >= 0; default 64 */
