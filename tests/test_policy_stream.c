@@ -172,6 +172,37 @@ static void rows_go_only_when_the_cache_is_full(void **state)
         }
 }
 
+/* Rows that are spread over all pages can still be moved together when no page is free. Pages of
+ * moved rows are a seventh larger at these head sizes, so at least that many must go. */
+static void a_full_cache_drops_little_at_a_time(void **state)
+{
+    for (int source = KVC_SOURCE_PROBES; source <= KVC_SOURCE_AGE; source += 3) {
+        kvc_policy policy = pd_policy();
+        kvc_cache_params params;
+        int64_t before = 0, most = 0, least = INT64_MAX;
+
+        policy.source = (kvc_score_source)source;
+        params = stream_params(&policy);
+        params.max_tokens = 4096;
+        params.max_append = 8;
+        pd_open(&d, best(state), params, 1 << 17);
+        for (int i = 0; i < 500; i++) {
+            assert_true(feed_some(NULL, 8));
+            pd_look(&d, 8);
+            const int64_t rows = most_rows();
+            if (rows < before + 8 && rows < least)
+                least = rows;
+            most = rows > most ? rows : most;
+            before = rows;
+        }
+        assert_true(least < INT64_MAX); /* rows did go */
+        if (least * 10 < most * 4)
+            fail_msg("source %d: %lld rows of %lld are left", source, (long long)least,
+                     (long long)most);
+        pd_close(&d);
+    }
+}
+
 /* fault C1: the next position is not the number of rows. */
 static void the_next_position_survives_eviction(void **state)
 {
@@ -756,6 +787,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(text_is_never_pruned_as_an_image),
         cmocka_unit_test(chunks_of_any_size_stream),
         cmocka_unit_test(rows_go_only_when_the_cache_is_full),
+        cmocka_unit_test(a_full_cache_drops_little_at_a_time),
         cmocka_unit_test(kept_tokens_fill_the_cache),
         cmocka_unit_test(any_order_of_calls_is_right),
         cmocka_unit_test(streams_have_no_end),

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "support/half.h"
 #include "support/rng.h"
 #include "support/select.h"
 
@@ -169,6 +170,38 @@ static void masked_rows_change_nothing_but_indices(void **state)
     assert_int_equal(select_rows(padded, 5, 2, NULL, 1, KVC_BLOCK_MEAN, rows), 2);
     assert_int_equal(select_rows(padded + 2, 3, 2, NULL, 1, KVC_BLOCK_MEAN, alone), 2);
     assert_true(rows[0] == alone[0] + 2 && rows[1] == alone[1] + 2);
+}
+
+/* The half nearest to a sum of a mask and a score, as code that adds masks to scores has it. */
+static double added_in_half(double mask, double score)
+{
+    const double sum = mask + score;
+    const double above = -half_value(half_down(-sum)), below = -half_value(half_ceil(-sum));
+
+    return above - sum < sum - below ? above : below;
+}
+
+/* G9: a mask that is added in half precision eats the scores; masks here select. */
+static void masks_select_and_leave_scores_their_order(void **state)
+{
+    static const float scores[] = {15.0f, 0.01f, 3.7f, 17.0f};
+    static const double sums[] = {-65504.0, -65504.0, -65504.0, -65472.0};
+    float masked[4];
+    int32_t rows[2];
+
+    (void)state;
+    assert_true(-half_value(half_ceil(65516.0)) == -65504.0);
+    for (int i = 0; i < 4; i++) {
+        assert_true(added_in_half(-65504.0, (double)scores[i]) == sums[i]);
+        masked[i] = scores[i];
+    }
+    assert_int_equal(select_rows(scores, 4, 2, NULL, 1, KVC_BLOCK_MEAN, rows), 2);
+    assert_int_equal(rows[0], 0); /* among the sums row 1 would tie with it and with row 2 */
+    assert_int_equal(rows[1], 3);
+    masked[3] = -INFINITY;
+    assert_int_equal(select_rows(masked, 4, 2, NULL, 1, KVC_BLOCK_MEAN, rows), 2);
+    assert_int_equal(rows[0], 0);
+    assert_int_equal(rows[1], 2);
 }
 
 static void default_force_options_set_every_field(void **state)
@@ -510,6 +543,7 @@ int main(void)
         cmocka_unit_test(no_winner_is_lost_among_many_candidates),
         cmocka_unit_test(a_new_row_survives_as_a_recent_one),
         cmocka_unit_test(masked_rows_change_nothing_but_indices),
+        cmocka_unit_test(masks_select_and_leave_scores_their_order),
         cmocka_unit_test(default_force_options_set_every_field),
         cmocka_unit_test(forced_rows_give_way_in_the_order_of_their_rank),
         cmocka_unit_test(forcing_refuses_bad_arguments),
