@@ -26,4 +26,14 @@ static inline void *kvc_arena_take(struct kvc_arena *arena, size_t count, size_t
     return arena->base ? arena->base + (end - bytes) : NULL;
 }
 
+/* Alignment of workspaces of the caller. */
+#define KVC_WS_ALIGN 64
+
+/* Whether a workspace holds need bytes; SIZE_MAX: they do not fit size_t. */
+static inline bool kvc_workspace_ok(const void *ws, size_t ws_size, size_t need)
+{
+    return need == 0 ||
+           (need != SIZE_MAX && ws && (uintptr_t)ws % KVC_WS_ALIGN == 0 && ws_size >= need);
+}
+
 #endif

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "bits.h"
 #include "check.h"
 #include "ctx.h"
 
@@ -130,11 +131,6 @@ kvc_status kvc_gate_update(kvc_gate *gate, const kvc_gate_params *params,
     return KVC_OK;
 }
 
-static bool has_bit(const uint64_t *bits, size_t i)
-{
-    return bits && (bits[i / 64] >> (i % 64) & 1) != 0;
-}
-
 kvc_status kvc_entropy(const float *p, size_t n, const uint64_t *excluded, float *entropy)
 {
     double sum = 0.0, h = 0.0;
@@ -142,7 +138,7 @@ kvc_status kvc_entropy(const float *p, size_t n, const uint64_t *excluded, float
 
     KVC_CHECK(entropy && (p || n == 0), KVC_E_ARG);
     for (size_t i = 0; i < n; i++) {
-        if (has_bit(excluded, i))
+        if (kvc_bit(excluded, i))
             continue;
         KVC_CHECK(p[i] >= 0.0f && isfinite(p[i]), KVC_E_ARG);
         sum += (double)p[i];
@@ -153,7 +149,7 @@ kvc_status kvc_entropy(const float *p, size_t n, const uint64_t *excluded, float
         return KVC_OK;
     }
     for (size_t i = 0; i < n; i++) {
-        const double x = has_bit(excluded, i) ? 0.0 : (double)p[i] / sum;
+        const double x = kvc_bit(excluded, i) ? 0.0 : (double)p[i] / sum;
         if (x > 0.0)
             h -= x * log(x);
     }

@@ -60,7 +60,7 @@ static kvc_status carve_cosines(struct cosines *job, const kvc_view *k, void *ws
     job->n = k->n_tokens;
     job->stride = kvc_attend_stride(k->head_dim);
     job->n_tiles = count_of(job->n, TILE_COLS);
-    job->rows = kvc_arena_take(&arena, job->n, job->stride * sizeof(float), WORKSPACE_ALIGN);
+    job->rows = kvc_arena_take(&arena, job->n, job->stride * sizeof(float), KVC_WS_ALIGN);
     job->wanted = kvc_arena_take(&arena, count_of(job->n, TILE_ROWS), job->n_tiles, 1);
     KVC_CHECK(!arena.overflow, KVC_E_ARG);
     *size = arena.used;
@@ -159,7 +159,7 @@ kvc_status kvc_merge_similarity(kvc_ctx *ctx, const kvc_view *k, const kvc_merge
     KVC_TRY(take_options(options, &o));
     KVC_TRY(carve_cosines(&job, k, NULL, &need));
     KVC_CHECK(!tokens || tokens_ok(tokens, k->n_tokens), KVC_E_ARG);
-    KVC_CHECK(workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
+    KVC_CHECK(kvc_workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
     if (need == 0)
         return KVC_OK;
     KVC_TRY(carve_cosines(&job, k, ws, &need));
@@ -194,7 +194,7 @@ static kvc_status carve_match(struct match *job, size_t n, void *ws, size_t *siz
     struct kvc_arena arena = {.base = ws};
     KVC_CHECK(n <= INT32_MAX, KVC_E_ARG);
     job->n = n;
-    job->best = kvc_arena_take(&arena, n, sizeof(float), WORKSPACE_ALIGN);
+    job->best = kvc_arena_take(&arena, n, sizeof(float), KVC_WS_ALIGN);
     job->partner = kvc_arena_take(&arena, n, sizeof(int32_t), sizeof(int32_t));
     job->taken = kvc_arena_take(&arena, n, sizeof(bool), 1);
     KVC_CHECK(!arena.overflow, KVC_E_ARG);
@@ -299,7 +299,7 @@ kvc_status kvc_merge_match(const float *similarity, float scale, const float *no
     KVC_TRY(take_options(options, &o));
     KVC_TRY(carve_match(&job, n, NULL, &need));
     KVC_CHECK(tokens_ok(tokens, n), KVC_E_ARG);
-    KVC_CHECK(workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
+    KVC_CHECK(kvc_workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
     KVC_TRY(carve_match(&job, n, ws, &need));
     job.similarity = similarity;
     job.norms = norms;
@@ -360,9 +360,9 @@ static kvc_status carve_plan(struct plan *plan, const kvc_view *k, size_t n_laye
                   KVC_E_ARG);
     }
     KVC_CHECK(n < 2 || plan->n_similarity / (n / 2) >= n - 1, KVC_E_ARG);
-    plan->similarity = kvc_arena_take(&arena, plan->n_similarity, sizeof(float), WORKSPACE_ALIGN);
-    plan->norms = kvc_arena_take(&arena, n, sizeof(float), WORKSPACE_ALIGN);
-    plan->ws = kvc_arena_take(&arena, plan->ws_size, 1, WORKSPACE_ALIGN);
+    plan->similarity = kvc_arena_take(&arena, plan->n_similarity, sizeof(float), KVC_WS_ALIGN);
+    plan->norms = kvc_arena_take(&arena, n, sizeof(float), KVC_WS_ALIGN);
+    plan->ws = kvc_arena_take(&arena, plan->ws_size, 1, KVC_WS_ALIGN);
     KVC_CHECK(!arena.overflow, KVC_E_ARG);
     *size = arena.used;
     return KVC_OK;
@@ -388,7 +388,7 @@ kvc_status kvc_merge_plan(kvc_ctx *ctx, const kvc_view *k, size_t n_layers,
     KVC_TRY(carve_plan(&plan, k, n_layers, NULL, &need));
     KVC_CHECK((plan.n == 0 || tokens) && (plan.n < 2 || pairs) && tokens_ok(tokens, plan.n),
               KVC_E_ARG);
-    KVC_CHECK(workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
+    KVC_CHECK(kvc_workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
     *n_pairs = 0;
     if (plan.n < 2)
         return KVC_OK;

@@ -10,8 +10,6 @@
 #include "check.h"
 #include "ctx.h"
 
-enum { WORKSPACE_ALIGN = 64 };
-
 /* The options of a caller, checked. */
 static inline kvc_status take_options(const kvc_merge_options *options, kvc_merge_options *out)
 {
@@ -59,11 +57,6 @@ static inline bool same_image(const kvc_merge_token *a, const kvc_merge_token *b
 static inline bool view_fits(const kvc_view *view)
 {
     return kvc_view_ok(view) && view->n_tokens <= INT32_MAX;
-}
-
-static inline bool workspace_ok(const void *ws, size_t ws_size, size_t need)
-{
-    return ws_size >= need && (need == 0 || (ws && (uintptr_t)ws % WORKSPACE_ALIGN == 0));
 }
 
 /* Element i of an array of views, whose elements have the caller's size. */

@@ -246,12 +246,12 @@ static kvc_status carve_rounds(struct rounds *r, const kvc_view *k, size_t n_lay
 
     KVC_TRY(kvc_merge_plan_workspace_size(k, n_layers, &r->ws_size));
     const size_t n = k->n_tokens;
-    r->k = kvc_arena_take(&arena, n_layers, sizeof(kvc_view), WORKSPACE_ALIGN);
-    r->v = kvc_arena_take(&arena, n_layers, sizeof(kvc_view), WORKSPACE_ALIGN);
-    r->pairs = kvc_arena_take(&arena, n / 2, sizeof(kvc_merge_pair), WORKSPACE_ALIGN);
-    r->map = kvc_arena_take(&arena, n, sizeof(int32_t), WORKSPACE_ALIGN);
-    r->rows = kvc_arena_take(&arena, n, sizeof(int32_t), WORKSPACE_ALIGN);
-    r->ws = kvc_arena_take(&arena, r->ws_size, 1, WORKSPACE_ALIGN);
+    r->k = kvc_arena_take(&arena, n_layers, sizeof(kvc_view), KVC_WS_ALIGN);
+    r->v = kvc_arena_take(&arena, n_layers, sizeof(kvc_view), KVC_WS_ALIGN);
+    r->pairs = kvc_arena_take(&arena, n / 2, sizeof(kvc_merge_pair), KVC_WS_ALIGN);
+    r->map = kvc_arena_take(&arena, n, sizeof(int32_t), KVC_WS_ALIGN);
+    r->rows = kvc_arena_take(&arena, n, sizeof(int32_t), KVC_WS_ALIGN);
+    r->ws = kvc_arena_take(&arena, r->ws_size, 1, KVC_WS_ALIGN);
     KVC_CHECK(!arena.overflow, KVC_E_ARG);
     *size = arena.used;
     return KVC_OK;
@@ -290,7 +290,7 @@ kvc_status kvc_merge_rounds(kvc_ctx *ctx, const kvc_view *k, const kvc_view *v, 
     KVC_TRY(check_views(v, n_layers, n, true));
     KVC_CHECK((n == 0 || (tokens && map && rows)) && tokens_ok(tokens, n) && sums_ok(tokens, n),
               KVC_E_ARG);
-    KVC_CHECK(workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
+    KVC_CHECK(kvc_workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
     KVC_TRY(carve_rounds(&r, k, n_layers, ws, &need));
     copy_views(r.k, k, n_layers);
     copy_views(r.v, v, n_layers);

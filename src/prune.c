@@ -4,25 +4,9 @@
 #include <math.h>
 
 #include "arena.h"
+#include "bits.h"
 #include "check.h"
 #include "ctx.h"
-
-enum { WORKSPACE_ALIGN = 64 };
-
-static bool has_bit(const uint64_t *bits, size_t i)
-{
-    return bits && (bits[i / 64] >> (i % 64) & 1) != 0;
-}
-
-static void set_bit(uint64_t *bits, size_t i)
-{
-    bits[i / 64] |= UINT64_C(1) << (i % 64);
-}
-
-static size_t n_words(size_t n_bits)
-{
-    return n_bits / 64 + (n_bits % 64 != 0);
-}
 
 static size_t smaller(size_t a, size_t b)
 {
@@ -63,13 +47,13 @@ struct forcing {
 
 static void force_row(struct forcing *f, size_t row)
 {
-    if (has_bit(f->bits, row))
+    if (kvc_bit(f->bits, row))
         return;
     if (f->n == f->keep) {
         f->truncated = true;
         return;
     }
-    set_bit(f->bits, row);
+    kvc_bit_set(f->bits, row);
     f->n++;
 }
 
@@ -83,17 +67,17 @@ kvc_status kvc_force_rows(size_t n, const kvc_force_options *options, size_t kee
         KVC_TRY(kvc_struct_read(&o, sizeof(o), options, sizeof(o)));
     KVC_CHECK((forced || n == 0) && n_forced && o.recent >= 0 && o.sinks >= 0, KVC_E_ARG);
     KVC_CHECK(n == 0 || (forced != o.caller && forced != o.sentence_first), KVC_E_ARG);
-    for (size_t w = 0; w < n_words(n); w++)
+    for (size_t w = 0; w < kvc_bit_words(n); w++)
         forced[w] = 0;
     for (size_t i = 0; i < smaller(n, (size_t)o.recent); i++)
         force_row(&f, n - 1 - i);
     for (size_t i = 0; i < smaller(n, (size_t)o.sinks); i++)
         force_row(&f, i);
     for (size_t i = 0; i < n && o.sentences; i++)
-        if (has_bit(o.sentence_first, i))
+        if (kvc_bit(o.sentence_first, i))
             force_row(&f, i);
     for (size_t i = 0; i < n; i++)
-        if (has_bit(o.caller, i))
+        if (kvc_bit(o.caller, i))
             force_row(&f, i);
     *n_forced = f.n;
     if (truncated)
@@ -126,9 +110,9 @@ static size_t unit_count(const struct selection *s)
 static bool carve_selection(struct kvc_arena *arena, struct selection *s)
 {
     const size_t units = unit_count(s);
-    s->units = kvc_arena_take(arena, units, sizeof(*s->units), WORKSPACE_ALIGN);
-    s->sorted = kvc_arena_take(arena, units, sizeof(*s->sorted), WORKSPACE_ALIGN);
-    s->taken = kvc_arena_take(arena, n_words(units), sizeof(*s->taken), WORKSPACE_ALIGN);
+    s->units = kvc_arena_take(arena, units, sizeof(*s->units), KVC_WS_ALIGN);
+    s->sorted = kvc_arena_take(arena, units, sizeof(*s->sorted), KVC_WS_ALIGN);
+    s->taken = kvc_arena_take(arena, kvc_bit_words(units), sizeof(*s->taken), KVC_WS_ALIGN);
     return !arena->overflow;
 }
 
@@ -150,7 +134,7 @@ static bool is_candidate(const struct selection *s, size_t row)
 
 static bool is_valid(const struct selection *s, size_t row)
 {
-    return is_candidate(s, row) || has_bit(s->forced, row);
+    return is_candidate(s, row) || kvc_bit(s->forced, row);
 }
 
 /* What one unit brings with it. */
@@ -168,7 +152,7 @@ static struct contents look_into(const struct selection *s, size_t unit)
 
     for (size_t i = unit * s->block; i < smaller(s->n, (unit + 1) * s->block); i++) {
         c.n_valid += is_valid(s, i);
-        c.forced |= has_bit(s->forced, i);
+        c.forced |= kvc_bit(s->forced, i);
         if (!is_candidate(s, i))
             continue;
         sum += (double)s->scores[i];
@@ -213,12 +197,12 @@ static size_t take_forced(struct selection *s)
     const size_t units = unit_count(s);
     size_t n_taken = 0;
 
-    for (size_t w = 0; w < n_words(units); w++)
+    for (size_t w = 0; w < kvc_bit_words(units); w++)
         s->taken[w] = 0;
     for (size_t u = 0; u < units; u++) {
         const struct contents c = look_into(s, u);
         if (c.forced) {
-            set_bit(s->taken, u);
+            kvc_bit_set(s->taken, u);
             n_taken += c.n_valid;
         } else if (!isnan(c.score)) {
             s->units[s->n_units++] = (struct unit){rank_of(c.score), (int32_t)u};
@@ -235,7 +219,7 @@ static void take_best(struct selection *s, size_t n_taken, size_t keep)
         const size_t u = (size_t)s->units[i].index, size = look_into(s, u).n_valid;
         if (size > keep - n_taken)
             continue;
-        set_bit(s->taken, u);
+        kvc_bit_set(s->taken, u);
         n_taken += size;
     }
 }
@@ -244,7 +228,7 @@ static size_t count_bits(const uint64_t *bits, size_t n)
 {
     size_t count = 0;
     for (size_t i = 0; i < n; i++)
-        count += has_bit(bits, i);
+        count += kvc_bit(bits, i);
     return count;
 }
 
@@ -260,12 +244,11 @@ kvc_status kvc_select_rows(const float *scores, size_t n, size_t keep, const uin
     KVC_CHECK((scores || n == 0) && (rows || n == 0 || keep == 0) && n_rows &&
                   (unsigned)how <= KVC_BLOCK_MAX && count_bits(forced, n) <= keep,
               KVC_E_ARG);
-    KVC_CHECK(need == 0 || (ws && (uintptr_t)ws % WORKSPACE_ALIGN == 0 && ws_size >= need),
-              KVC_E_WORKSPACE);
+    KVC_CHECK(kvc_workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
     carve_selection(&arena, &s);
     take_best(&s, take_forced(&s), keep);
     for (size_t i = 0; i < n; i++)
-        if (has_bit(s.taken, i / block) && is_valid(&s, i))
+        if (kvc_bit(s.taken, i / block) && is_valid(&s, i))
             rows[count++] = (int32_t)i;
     *n_rows = count;
     return KVC_OK;

@@ -7,7 +7,7 @@
 #include "check.h"
 #include "ctx.h"
 
-enum { WORKSPACE_ALIGN = 64, CHUNK = 64 };
+enum { CHUNK = 64 };
 
 static size_t smaller(size_t a, size_t b)
 {
@@ -405,8 +405,8 @@ static bool carve_masses(struct kvc_arena *arena, size_t n, size_t n_tokens, str
     size_t count;
     if (__builtin_mul_overflow(n, n_tokens, &count) || n_tokens > INT32_MAX)
         return false;
-    m->before = kvc_arena_take(arena, count, sizeof(*m->before), WORKSPACE_ALIGN);
-    m->bits = kvc_arena_take(arena, n > 0 ? 2 * n_tokens : 0, sizeof(*m->bits), WORKSPACE_ALIGN);
+    m->before = kvc_arena_take(arena, count, sizeof(*m->before), KVC_WS_ALIGN);
+    m->bits = kvc_arena_take(arena, n > 0 ? 2 * n_tokens : 0, sizeof(*m->bits), KVC_WS_ALIGN);
     return !arena->overflow;
 }
 
@@ -523,8 +523,7 @@ kvc_status kvc_budget_mass(const float *scores, size_t n, size_t n_tokens, size_
     KVC_TRY(kvc_budget_mass_workspace_size(n, n_tokens, &need));
     KVC_CHECK((budgets || n == 0) && (scores || n == 0 || n_tokens == 0), KVC_E_ARG);
     KVC_CHECK(all_masses(scores, n * n_tokens), KVC_E_ARG);
-    KVC_CHECK(need == 0 || (ws && (uintptr_t)ws % WORKSPACE_ALIGN == 0 && ws_size >= need),
-              KVC_E_WORKSPACE);
+    KVC_CHECK(kvc_workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
     m.min = smaller(o.min, n_tokens);
     m.max = smaller(o.max, n_tokens);
     KVC_CHECK(reachable_total(n, m.min, m.max, &total), KVC_E_ARG);

@@ -4,10 +4,11 @@
 #include <math.h>
 
 #include "arena.h"
+#include "bits.h"
 #include "check.h"
 #include "ctx.h"
 
-enum { BLOCK_ROWS = 16, MAX_PAIRS = KVC_MAX_HEAD_DIM / 2, WS_ALIGN = 64 };
+enum { BLOCK_ROWS = 16, MAX_PAIRS = KVC_MAX_HEAD_DIM / 2 };
 
 static const double pi = 3.14159265358979323846;
 static const int64_t max_position = INT32_MAX - 1;
@@ -204,8 +205,8 @@ static bool same_pairs(const kvc_rope *a, const kvc_rope *b)
 
 static bool any_bit(const uint64_t *bits, size_t n)
 {
-    for (size_t i = 0; bits && i < n; i++)
-        if (bits[i / 64] >> i % 64 & 1)
+    for (size_t i = 0; i < n; i++)
+        if (kvc_bit(bits, i))
             return true;
     return false;
 }
@@ -255,12 +256,13 @@ static struct space carve(struct kvc_arena *arena, const kvc_rope *r)
     const size_t n_dims = (size_t)r->n_dims;
     struct space s;
 
-    s.cosines = kvc_arena_take(arena, BLOCK_ROWS * n_dims / 2, sizeof(float), WS_ALIGN);
-    s.sines = kvc_arena_take(arena, BLOCK_ROWS * n_dims / 2, sizeof(float), WS_ALIGN);
-    s.rows = kvc_arena_take(arena, BLOCK_ROWS * kvc_attend_stride(n_dims), sizeof(float), WS_ALIGN);
-    s.m = kvc_arena_take(arena, BLOCK_ROWS, sizeof(float), WS_ALIGN);
-    s.l = kvc_arena_take(arena, BLOCK_ROWS, sizeof(float), WS_ALIGN);
-    s.lse = kvc_arena_take(arena, BLOCK_ROWS, sizeof(float), WS_ALIGN);
+    s.cosines = kvc_arena_take(arena, BLOCK_ROWS * n_dims / 2, sizeof(float), KVC_WS_ALIGN);
+    s.sines = kvc_arena_take(arena, BLOCK_ROWS * n_dims / 2, sizeof(float), KVC_WS_ALIGN);
+    s.rows =
+        kvc_arena_take(arena, BLOCK_ROWS * kvc_attend_stride(n_dims), sizeof(float), KVC_WS_ALIGN);
+    s.m = kvc_arena_take(arena, BLOCK_ROWS, sizeof(float), KVC_WS_ALIGN);
+    s.l = kvc_arena_take(arena, BLOCK_ROWS, sizeof(float), KVC_WS_ALIGN);
+    s.lse = kvc_arena_take(arena, BLOCK_ROWS, sizeof(float), KVC_WS_ALIGN);
     return s;
 }
 
@@ -295,8 +297,7 @@ static kvc_status start(struct job *job, kvc_ctx *ctx, const kvc_rope *rope, con
               KVC_E_ARG);
     KVC_CHECK(x->head_dim <= KVC_MAX_HEAD_DIM, KVC_E_UNSUPPORTED);
     job->space = carve(&arena, &job->rope);
-    KVC_CHECK(ws && (uintptr_t)ws % WS_ALIGN == 0 && !arena.overflow && ws_size >= arena.used,
-              KVC_E_WORKSPACE);
+    KVC_CHECK(!arena.overflow && kvc_workspace_ok(ws, ws_size, arena.used), KVC_E_WORKSPACE);
     job->ctx = ctx;
     job->x = x;
     for (size_t i = 0; i < BLOCK_ROWS; i++) {

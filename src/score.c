@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "arena.h"
+#include "bits.h"
 #include "check.h"
 #include "ctx.h"
-#include "score.h"
 
 static const kvc_score_options defaults = {
     .struct_size = sizeof(defaults),
@@ -195,7 +195,7 @@ static const float *row_at(const struct job *job, size_t l, size_t h, size_t q)
 static kvc_status check_row(const struct job *job, const float *row)
 {
     for (size_t i = 0; i < job->shape.n_tokens; i++)
-        if (!has_bit(job->options.masked, i))
+        if (!kvc_bit(job->options.masked, i))
             KVC_TRY(check_value(row[i * job->shape.token_stride]));
     return KVC_OK;
 }
@@ -217,7 +217,7 @@ static double row_sum(const struct job *job, const float *row)
 {
     double sum = 0.0;
     for (size_t i = 0; i < job->shape.n_tokens; i++)
-        if (!has_bit(job->options.masked, i))
+        if (!kvc_bit(job->options.masked, i))
             sum += (double)row[i * job->shape.token_stride];
     return sum;
 }
@@ -241,7 +241,7 @@ static void average_queries(const struct job *job, size_t l, size_t h)
             w /= fmax(row_sum(job, row), 1e-12);
         const float factor = (float)w;
         for (size_t i = 0; i < job->shape.n_tokens; i++)
-            if (!has_bit(job->options.masked, i))
+            if (!kvc_bit(job->options.masked, i))
                 job->head[i] += factor * row[i * job->shape.token_stride];
     }
 }
@@ -318,7 +318,7 @@ kvc_status kvc_score_attention(const float *attention, const kvc_attention_shape
         return KVC_OK;
     KVC_CHECK(attention && scores, KVC_E_ARG);
     const size_t need = carve(ws, &job);
-    KVC_CHECK(workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
+    KVC_CHECK(kvc_workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
     KVC_TRY(check_rows(&job));
 
     memset(scores, 0, n * sizeof(*scores));
@@ -363,7 +363,7 @@ static kvc_status take_refine_options(const kvc_refine_options *options, kvc_ref
 static kvc_status check_scores(const struct refine *r)
 {
     for (size_t i = 0; i < r->n; i++) {
-        if (has_bit(r->options.excluded, i))
+        if (kvc_bit(r->options.excluded, i))
             continue;
         KVC_TRY(check_value(r->raw[i]));
         if (r->texture) {
@@ -385,7 +385,7 @@ static bool is_sink(const struct refine *r, size_t i)
 /* Neither excluded nor a sink. */
 static bool counts(const struct refine *r, size_t i)
 {
-    return !has_bit(r->options.excluded, i) && !is_sink(r, i);
+    return !kvc_bit(r->options.excluded, i) && !is_sink(r, i);
 }
 
 static void find_sinks(struct refine *r)
@@ -395,12 +395,12 @@ static void find_sinks(struct refine *r)
     size_t n = 0;
 
     for (size_t i = 0; i < r->n; i++)
-        if (!has_bit(r->options.excluded, i)) {
+        if (!kvc_bit(r->options.excluded, i)) {
             sum += (double)r->raw[i];
             n++;
         }
     for (size_t i = 0; i < r->n && most > 0; i++) {
-        if (has_bit(r->options.excluded, i) ||
+        if (kvc_bit(r->options.excluded, i) ||
             !((double)r->raw[i] * (double)n > (double)r->options.sink_factor * sum))
             continue;
         size_t at = r->n_sinks;
@@ -473,7 +473,7 @@ static float refined(const struct refine *r, size_t i)
 {
     const double centre = (double)r->options.centre, texture = (double)r->options.texture;
 
-    if (has_bit(r->options.excluded, i))
+    if (kvc_bit(r->options.excluded, i))
         return 0.0f;
     if (is_sink(r, i))
         return (float)(1.0 + centre + texture);
@@ -507,7 +507,7 @@ kvc_status kvc_score_refine(const float *raw, const kvc_grid *grid, const float 
     if (sinks) {
         memset(sinks, 0, (r.n + 63) / 64 * sizeof(*sinks));
         for (size_t s = 0; s < r.n_sinks; s++)
-            sinks[r.sinks[s] / 64] |= UINT64_C(1) << r.sinks[s] % 64;
+            kvc_bit_set(sinks, r.sinks[s]);
     }
     return KVC_OK;
 }

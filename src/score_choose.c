@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "arena.h"
+#include "bits.h"
 #include "check.h"
 #include "ctx.h"
-#include "score.h"
 
 struct choice {
     const kvc_ctx *ctx;
@@ -86,7 +86,7 @@ kvc_status kvc_choose_tokens_workspace_size(const kvc_grid *grid, size_t dim, si
 /* May it be chosen at all? */
 static bool eligible(const struct choice *c, size_t i)
 {
-    return !has_bit(c->options.excluded, i) && (has_bit(c->forced, i) || !isnan(c->scores[i]));
+    return !kvc_bit(c->options.excluded, i) && (kvc_bit(c->forced, i) || !isnan(c->scores[i]));
 }
 
 static bool left(const struct choice *c, size_t i)
@@ -99,8 +99,8 @@ static kvc_status check_tokens(struct choice *c)
 {
     size_t n_eligible = 0, n_forced = 0;
     for (size_t i = 0; i < c->n; i++) {
-        const bool forced = has_bit(c->forced, i);
-        KVC_CHECK(!forced || !has_bit(c->options.excluded, i), KVC_E_ARG);
+        const bool forced = kvc_bit(c->forced, i);
+        KVC_CHECK(!forced || !kvc_bit(c->options.excluded, i), KVC_E_ARG);
         n_forced += forced;
         if (!eligible(c, i))
             continue;
@@ -170,7 +170,7 @@ static size_t count_lacking(struct choice *c)
     }
     for (size_t i = 0; i < c->n; i++) {
         int32_t *lacking = &c->lacking[cell_of(c, i)];
-        if (has_bit(c->forced, i) && *lacking > 0)
+        if (kvc_bit(c->forced, i) && *lacking > 0)
             --*lacking;
     }
     for (size_t i = 0; i < c->n; i++)
@@ -241,7 +241,7 @@ static kvc_status choose_all(struct choice *c)
     if (c->features)
         KVC_TRY(load_features(c));
     for (size_t i = 0; i < c->n; i++)
-        if (has_bit(c->forced, i))
+        if (kvc_bit(c->forced, i))
             KVC_TRY(choose(c, i));
     settle_cells(c);
     KVC_TRY(cover_cells(c));
@@ -269,7 +269,7 @@ kvc_status kvc_choose_tokens(kvc_ctx *ctx, const float *scores, const kvc_view *
         if (features && c.options.diversity > 0.0f)
             c.features = features;
         const size_t need = carve(ws, &c, c.features ? features->head_dim : 0);
-        KVC_CHECK(workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
+        KVC_CHECK(kvc_workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
         KVC_TRY(choose_all(&c));
     }
     *n = 0;

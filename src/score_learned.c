@@ -8,7 +8,6 @@
 #include "check.h"
 #include "ctx.h"
 #include "kernels/half.h"
-#include "score.h"
 
 enum {
     HEADER = 64, /* bytes before the payload */
@@ -340,7 +339,7 @@ kvc_status kvc_scorer_apply(kvc_ctx *ctx, const kvc_scorer *scorer, const kvc_vi
         return KVC_OK;
     KVC_CHECK(scores, KVC_E_ARG);
     const size_t need = carve(ws, &run);
-    KVC_CHECK(workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
+    KVC_CHECK(kvc_workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
 
     KVC_TRY(multiply(&run, ctx, x));
     const size_t n_cols = (size_t)grid->n_cols;

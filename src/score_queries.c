@@ -11,10 +11,10 @@
 #include <string.h>
 
 #include "arena.h"
+#include "bits.h"
 #include "check.h"
 #include "ctx.h"
 #include "kernels/half.h"
-#include "score.h"
 
 enum { BLOCK = 64 };
 
@@ -121,7 +121,7 @@ static kvc_status check_arrays(const struct probe *p)
             KVC_CHECK(!isnan(lse) && lse < INFINITY, KVC_E_NONFINITE);
         }
     for (size_t i = 0; o->bias && i < p->n_keys; i++)
-        KVC_CHECK(isfinite(o->bias[i]) || has_bit(o->masked, i), KVC_E_NONFINITE);
+        KVC_CHECK(isfinite(o->bias[i]) || kvc_bit(o->masked, i), KVC_E_NONFINITE);
     return KVC_OK;
 }
 
@@ -315,7 +315,7 @@ kvc_status kvc_score_queries(kvc_ctx *ctx, const kvc_view *q, const kvc_view *k,
         return KVC_OK;
     KVC_CHECK(scores, KVC_E_ARG);
     const size_t need = carve(ws, &p);
-    KVC_CHECK(workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
+    KVC_CHECK(kvc_workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
     KVC_TRY(run(&p, look_task));
     return run(&p, add_up_task);
 }

@@ -7,7 +7,6 @@
 #include "arena.h"
 #include "check.h"
 #include "ctx.h"
-#include "score.h"
 
 /* One frame. */
 struct image {
@@ -167,7 +166,7 @@ kvc_status kvc_score_texture_embeddings(kvc_ctx *ctx, const kvc_view *x, const k
         return KVC_OK;
     KVC_CHECK(texture, KVC_E_ARG);
     const size_t need = carve(ws, &job, n, x->head_dim);
-    KVC_CHECK(workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
+    KVC_CHECK(kvc_workspace_ok(ws, ws_size, need), KVC_E_WORKSPACE);
     for (size_t i = 0; i < n; i++)
         KVC_TRY(measure(&job, grid, i));
     scale_to_one(job.distance, n);

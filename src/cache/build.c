@@ -143,14 +143,14 @@ static void count_pages(const struct kvc_choice *c, int32_t pair, int32_t *n_pag
         const struct kvc_column *column = kvc_slot(c->cache, c->seq, slot);
         for (uint64_t left = column->entries[pair].live; left; left &= left - 1) {
             const int32_t i = kvc_token_at(c, column->first + __builtin_ctzll(left));
-            if (kvc_bit(kvc_choice_bits(c, c->keep, pair), i))
-                n_rows[kvc_bit(heavy, i) ? 0 : 1]++;
+            if (kvc_marked(kvc_choice_bits(c, c->keep, pair), i))
+                n_rows[kvc_marked(heavy, i) ? 0 : 1]++;
         }
     }
     if (c->policy->recode && c->policy->merge_rounds > 0) /* visual rows of older pages may come */
         for (int32_t i = 0; i < c->n; i++)
             n_rows[1] += kvc_fact(c->cache, c->seq, i)->kind == KVC_TOKEN_VISUAL &&
-                         kvc_bit(kvc_choice_bits(c, c->keep, pair), i);
+                         kvc_marked(kvc_choice_bits(c, c->keep, pair), i);
     for (int kind = 0; kind < 2; kind++)
         n_pages[kind] = (n_rows[kind] + KVC_PAGE_ROWS - 1) / KVC_PAGE_ROWS;
 }
@@ -289,9 +289,9 @@ static void build_pair(const struct kvc_choice *c, int32_t pair, size_t lane)
     struct walk walk = walk_start();
 
     for (int32_t i = 0; i < c->n; i++) {
-        if (!kvc_bit(built, i))
+        if (!kvc_marked(built, i))
             continue;
-        const int kind = walk_row(&walk, kvc_bit(heavy, i), false);
+        const int kind = walk_row(&walk, kvc_marked(heavy, i), false);
         struct filling *page = &walk.pages[kind];
         put_row(&b, kind, page->n_rows - 1, i);
         if (page->n_rows == KVC_PAGE_ROWS) {
@@ -334,9 +334,9 @@ static void take_pages(struct kvc_choice *c, int32_t pair)
     int32_t first[2] = {0};
 
     for (int32_t i = 0; i < c->n; i++) {
-        if (!kvc_bit(built, i))
+        if (!kvc_marked(built, i))
             continue;
-        const int kind = walk_row(&walk, kvc_bit(heavy, i), c->next[i] >= 0);
+        const int kind = walk_row(&walk, kvc_marked(heavy, i), c->next[i] >= 0);
         struct filling *page = &walk.pages[kind];
         const int32_t ordinal = kvc_fact(c->cache, c->seq, i)->ordinal;
         first[kind] = page->n_rows == 1 ? ordinal : first[kind];

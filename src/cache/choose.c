@@ -89,8 +89,8 @@ static void find_rows(const struct kvc_choice *c, int32_t pair, uint64_t *bits)
         const int32_t *ordinals = e->page >= 0 ? kvc_page_ordinals(c->cache, e->page) : NULL;
         for (uint64_t left = e->page >= 0 ? e->live : 0; left; left &= left - 1) {
             const int r = __builtin_ctzll(left);
-            kvc_bit_set(
-                bits, kvc_facts_find(c->cache, c->seq, ordinals ? ordinals[r] : column->first + r));
+            kvc_mark(bits,
+                     kvc_facts_find(c->cache, c->seq, ordinals ? ordinals[r] : column->first + r));
         }
     }
 }
@@ -125,7 +125,7 @@ uint64_t kvc_rows_staying(const struct kvc_choice *c, const struct kvc_column *c
     for (uint64_t left = e->page >= 0 ? e->live : 0; left; left &= left - 1) {
         const int r = __builtin_ctzll(left);
         const int32_t i = kvc_token_at(c, kvc_row_ordinal(c->cache, column, pair, r));
-        if (kvc_bit(keep, i) && !kvc_bit(built, i))
+        if (kvc_marked(keep, i) && !kvc_marked(built, i))
             stay |= UINT64_C(1) << r;
     }
     return stay;
@@ -158,9 +158,9 @@ static bool cells_are_single(const struct kvc_choice *c, const struct image *ima
     memset(c->forced, 0, c->words * sizeof(*c->forced));
     for (int32_t m = 0; m < image->n; m++) {
         const int32_t cell = cell_of(image, kvc_fact(c->cache, c->seq, c->members[m]));
-        if (kvc_bit(c->forced, cell))
+        if (kvc_marked(c->forced, cell))
             return false;
-        kvc_bit_set(c->forced, cell);
+        kvc_mark(c->forced, cell);
     }
     return true;
 }
@@ -174,9 +174,9 @@ static struct image find_image(const struct kvc_choice *c, int32_t first)
         const struct kvc_fact *fact = kvc_fact(c->cache, c->seq, i);
         if (!is_visual(fact) || fact->image != number)
             continue;
-        kvc_bit_set(c->done, i);
+        kvc_mark(c->done, i);
         image.n_sinks += kvc_is_sink(c->seq, fact->ordinal);
-        if (!kvc_bit(c->group, i))
+        if (!kvc_marked(c->group, i))
             continue;
         c->members[image.n++] = i;
         image.original = fact->image_tokens > image.original ? fact->image_tokens : image.original;
@@ -226,7 +226,7 @@ static float refine(const struct kvc_choice *c, const struct image *image)
     memset(c->part, 0, (size_t)n * sizeof(*c->part));
     for (int32_t m = 0; m < image->n; m++) {
         const int32_t at = place_of(c, image, m);
-        c->forced[at / 64] &= ~(UINT64_C(1) << (at % 64));
+        kvc_unmark(c->forced, at);
         c->part[at] = c->scores[c->members[m]];
     }
     memset(c->sentences, 0, words * sizeof(*c->sentences));
@@ -236,12 +236,12 @@ static float refine(const struct kvc_choice *c, const struct image *image)
     for (int32_t m = 0; m < image->n; m++) /* entropy is of the raw scores */
         c->weight[place_of(c, image, m)] = c->scores[c->members[m]];
     for (int32_t i = 0; i < n; i++)
-        if (kvc_bit(c->forced, i))
+        if (kvc_marked(c->forced, i))
             c->weight[i] = 0.0f;
     kvc_entropy(c->weight, (size_t)n, c->forced, &entropy);
     for (int32_t i = 0; i < n; i++) /* what is left of forced: cells without a token */
-        if (kvc_bit(c->sentences, i))
-            c->forced[i / 64] &= ~(UINT64_C(1) << (i % 64));
+        if (kvc_marked(c->sentences, i))
+            kvc_unmark(c->forced, i);
     return entropy;
 }
 
@@ -281,12 +281,12 @@ static int32_t force_visual(const struct kvc_choice *c, const struct image *imag
     for (int32_t m = 0; m < image->n; m++) {
         const int32_t i = c->members[m], at = place_of(c, image, m);
         const bool keep = kvc_fact(c->cache, c->seq, i)->flags & KVC_TOKEN_KEEP;
-        if (!kvc_bit(c->sentences, at) && !is_recent(c, i) && !keep)
+        if (!kvc_marked(c->sentences, at) && !is_recent(c, i) && !keep)
             continue;
-        c->fates[i] = kvc_bit(c->sentences, at) ? KVC_FATE_SINK
-                      : keep                    ? KVC_FATE_CALLER
-                                                : KVC_FATE_RECENT;
-        kvc_bit_set(bits, at);
+        c->fates[i] = kvc_marked(c->sentences, at) ? KVC_FATE_SINK
+                      : keep                       ? KVC_FATE_CALLER
+                                                   : KVC_FATE_RECENT;
+        kvc_mark(bits, at);
         n++;
     }
     return n;
@@ -301,7 +301,7 @@ static size_t select_visual(const struct kvc_choice *c, const struct image *imag
     size_t size, n_rows = 0;
 
     for (int32_t i = 0; i < (int32_t)n; i++)
-        if (kvc_bit(c->forced, i))
+        if (kvc_marked(c->forced, i))
             c->part[i] = NAN; /* no token there */
     if (c->policy->coverage > 0 && image->grid &&
         kvc_choose_tokens_workspace_size(&grid, 0, &size) == KVC_OK && size <= c->ws_size) {
@@ -343,12 +343,12 @@ static void prune_image(struct kvc_choice *c, int32_t first, kvc_gate *gate)
     const size_t n = select_visual(c, &image, keep, c->places);
     memset(c->places, 0, c->words * sizeof(*c->places));
     for (size_t r = 0; r < n; r++)
-        kvc_bit_set(c->places, c->rows[r]);
+        kvc_mark(c->places, c->rows[r]);
     for (int32_t m = 0; m < image.n; m++) {
         const int32_t i = c->members[m];
-        const bool stays = kvc_bit(c->places, place_of(c, &image, m));
+        const bool stays = kvc_marked(c->places, place_of(c, &image, m));
         if (!stays)
-            c->group[i / 64] &= ~(UINT64_C(1) << (i % 64));
+            kvc_unmark(c->group, i);
         if (!stays || c->fates[i] == KVC_FATE_KEPT)
             c->fates[i] = stays ? KVC_FATE_SCORE : KVC_FATE_PRUNED;
     }
@@ -358,7 +358,7 @@ static void prune_images(struct kvc_choice *c, kvc_gate *gate)
 {
     memset(c->done, 0, c->words * sizeof(*c->done));
     for (int32_t i = 0; i < c->n; i++)
-        if (is_visual(kvc_fact(c->cache, c->seq, i)) && !kvc_bit(c->done, i))
+        if (is_visual(kvc_fact(c->cache, c->seq, i)) && !kvc_marked(c->done, i))
             prune_image(c, i, gate);
 }
 
@@ -375,7 +375,7 @@ static int32_t find_members(const struct kvc_choice *c)
 {
     int32_t n = 0;
     for (int32_t i = 0; i < c->n; i++)
-        if (kvc_bit(c->group, i)) {
+        if (kvc_marked(c->group, i)) {
             c->part[n] = c->scores[i];
             c->members[n++] = i;
         }
@@ -408,9 +408,9 @@ static void force_members(struct kvc_choice *c, int32_t n, size_t keep)
         const struct kvc_fact *fact = kvc_fact(c->cache, c->seq, c->members[m]);
         recent += is_recent(c, c->members[m]);
         if (fact->flags & KVC_TOKEN_SENTENCE && c->policy->keep_sentences)
-            kvc_bit_set(c->sentences, m);
+            kvc_mark(c->sentences, m);
         if (fact->flags & KVC_TOKEN_KEEP || fact->kind == KVC_TOKEN_SEPARATOR)
-            kvc_bit_set(c->places, m);
+            kvc_mark(c->places, m);
     }
     kvc_force_options_default(&options);
     options.recent = recent;
@@ -419,14 +419,15 @@ static void force_members(struct kvc_choice *c, int32_t n, size_t keep)
     options.caller = c->sentences;
     kvc_force_rows((size_t)n, &options, keep, c->forced, &n_forced, &truncated);
     for (int32_t m = 0; m < n; m++) {
-        const bool rule = kvc_bit(c->sentences, m) || kvc_bit(c->places, m) || m >= n - recent;
+        const bool rule =
+            kvc_marked(c->sentences, m) || kvc_marked(c->places, m) || m >= n - recent;
         const int32_t i = c->members[m];
-        if (rule && !kvc_bit(c->forced, m))
+        if (rule && !kvc_marked(c->forced, m))
             c->n_forced_dropped++;
-        if (kvc_bit(c->forced, m))
-            c->fates[i] = m >= n - recent         ? KVC_FATE_RECENT
-                          : kvc_bit(c->places, m) ? KVC_FATE_CALLER
-                                                  : KVC_FATE_SENTENCE;
+        if (kvc_marked(c->forced, m))
+            c->fates[i] = m >= n - recent            ? KVC_FATE_RECENT
+                          : kvc_marked(c->places, m) ? KVC_FATE_CALLER
+                                                     : KVC_FATE_SENTENCE;
     }
 }
 
@@ -460,11 +461,11 @@ static void prune_rows(struct kvc_choice *c, size_t target)
         const int32_t i = c->members[m];
         if ((size_t)r < n_kept && c->rows[r] == m) {
             r++;
-            if (!kvc_bit(c->forced, m))
+            if (!kvc_marked(c->forced, m))
                 c->fates[i] = KVC_FATE_SCORE;
             continue;
         }
-        c->group[i / 64] &= ~(UINT64_C(1) << (i % 64));
+        kvc_unmark(c->group, i);
         c->fates[i] = KVC_FATE_EVICTED;
     }
 }
@@ -492,7 +493,7 @@ static void choose_heavy(const struct kvc_choice *c, uint64_t *heavy)
     kvc_select_rows(c->part, (size_t)n_fresh, (size_t)n_fresh - light, NULL, 1, KVC_BLOCK_MEAN,
                     c->rows, &n_heavy, c->ws, c->ws_size);
     for (size_t r = 0; r < n_heavy; r++)
-        kvc_bit_set(heavy, c->members[c->rows[r]]);
+        kvc_mark(heavy, c->members[c->rows[r]]);
 }
 
 /* The rows of a group: those of any of its pairs. */

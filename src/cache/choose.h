@@ -3,6 +3,7 @@
 #define KVC_CHOOSE_H
 
 #include "arena.h"
+#include "bits.h"
 #include "kvc/policy.h"
 #include "state.h"
 
@@ -69,7 +70,7 @@ struct kvc_choice {
 /* Carves the arrays of a choice and of merging. */
 void kvc_choice_carve(kvc_cache *cache, struct kvc_arena *arena);
 
-/* A choice that keeps everything; map and report as compress has them. */
+/* A choice that keeps everything; map may be NULL. */
 void kvc_choice_start(struct kvc_choice *c, kvc_cache *cache, struct kvc_sequence *seq,
                       const kvc_policy *policy, kvc_map *map);
 
@@ -86,27 +87,33 @@ static inline uint64_t *kvc_choice_bits(const struct kvc_choice *c, uint64_t *bi
     return bits + (size_t)pair * c->words;
 }
 
-static inline bool kvc_bit(const uint64_t *bits, int32_t i)
-{
-    return bits[i / 64] >> (i % 64) & 1;
-}
-
-static inline void kvc_bit_set(uint64_t *bits, int32_t i)
-{
-    bits[i / 64] |= UINT64_C(1) << (i % 64);
-}
-
-/* ---- rank.c ---- */
-
-/* The scores of a group, in c->scores. Groups that are heads: in ascending order. */
-void kvc_rank(struct kvc_choice *c, int32_t group);
-
 /* Where a token is: -1 in the table if it was forgotten. */
 int32_t kvc_token_at(const struct kvc_choice *c, int64_t ordinal);
 
 /* The rows of an entry that stay where they are. */
 uint64_t kvc_rows_staying(const struct kvc_choice *c, const struct kvc_column *column,
                           int32_t pair);
+
+/* Bits of places in the token table. */
+static inline bool kvc_marked(const uint64_t *bits, int32_t i)
+{
+    return kvc_bit(bits, (size_t)i);
+}
+
+static inline void kvc_mark(uint64_t *bits, int32_t i)
+{
+    kvc_bit_set(bits, (size_t)i);
+}
+
+static inline void kvc_unmark(uint64_t *bits, int32_t i)
+{
+    kvc_bit_clear(bits, (size_t)i);
+}
+
+/* ---- rank.c ---- */
+
+/* The scores of a group, in c->scores. Groups that are heads: in ascending order. */
+void kvc_rank(struct kvc_choice *c, int32_t group);
 
 /* ---- policy.c ---- */
 

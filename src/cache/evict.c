@@ -39,7 +39,7 @@ void kvc_forget_tokens(struct kvc_choice *c)
     for (int32_t i = 0; i < c->n; i++) {
         const int32_t ordinal = kvc_fact(c->cache, c->seq, i)->ordinal;
         if (kvc_is_sink(c->seq, ordinal))
-            kvc_bit_set(c->group, i);
+            kvc_mark(c->group, i);
     }
     kvc_facts_keep(c->cache, c->seq, c->group);
 }

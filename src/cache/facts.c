@@ -87,7 +87,7 @@ void kvc_facts_keep(kvc_cache *cache, struct kvc_sequence *seq, const uint64_t *
     int32_t n = 0;
     for (int32_t i = 0; i < seq->n_facts; i++) {
         const struct kvc_fact *from = kvc_fact(cache, seq, i);
-        if (keep[i / 64] >> (i % 64) & 1)
+        if (kvc_bit(keep, (size_t)i))
             *kvc_fact(cache, seq, n++) = *from;
         else if (n > 0)
             kvc_fact(cache, seq, n - 1)->next = from->next;

@@ -82,7 +82,7 @@ static kvc_merge_token token_of(const struct kvc_choice *c, int32_t pair, int32_
         .mass = c->scores[i],
         .fixed = fact->flags & KVC_TOKEN_KEEP ||
                  fact->ordinal >= c->seq->n_tokens - c->policy->last_tokens ||
-                 kvc_bit(kvc_choice_bits(c, c->heavy, pair), i),
+                 kvc_marked(kvc_choice_bits(c, c->heavy, pair), i),
     };
 }
 
@@ -113,8 +113,8 @@ static size_t collect(const struct kvc_choice *c, int32_t first, int32_t last, i
         const struct kvc_fact *fact = kvc_fact(c->cache, c->seq, i);
         if (fact->kind != KVC_TOKEN_VISUAL || fact->image != image)
             continue;
-        kvc_bit_set(c->done, i);
-        if (!kvc_bit(c->group, i) || fact->ordinal >= end || fact->ordinal > near ||
+        kvc_mark(c->done, i);
+        if (!kvc_marked(c->group, i) || fact->ordinal >= end || fact->ordinal > near ||
             (fact->ordinal < fresh && !c->policy->recode))
             continue;
         if (n >= most) {
@@ -237,14 +237,14 @@ static void find_built(struct kvc_choice *c, int32_t pair)
     c->n_merged[pair] = 0;
     for (int32_t i = 0; i < c->n; i++) {
         const int32_t ordinal = kvc_fact(c->cache, c->seq, i)->ordinal;
-        if (!kvc_bit(keep, i))
+        if (!kvc_marked(keep, i))
             continue;
         if (c->head[i] != i) {
-            keep[i / 64] &= ~(UINT64_C(1) << (i % 64));
+            kvc_unmark(keep, i);
             c->n_merged[pair]++;
             c->n_recoded += ordinal < fresh;
         } else if ((ordinal >= fresh && ordinal < end) || c->next[i] >= 0) {
-            kvc_bit_set(built, i);
+            kvc_mark(built, i);
             c->n_recoded += ordinal < fresh;
         }
     }
@@ -267,7 +267,7 @@ void kvc_fuse(struct kvc_choice *c, int32_t group, int32_t rounds)
         memset(c->done, 0, c->words * sizeof(*c->done));
         for (int32_t i = 0; i < c->n; i++) {
             const struct kvc_fact *fact = kvc_fact(c->cache, c->seq, i);
-            if (fact->kind == KVC_TOKEN_VISUAL && fact->image >= 0 && !kvc_bit(c->done, i))
+            if (fact->kind == KVC_TOKEN_VISUAL && fact->image >= 0 && !kvc_marked(c->done, i))
                 fuse_image(c, first, last, i, rounds);
         }
     }

@@ -74,7 +74,7 @@ static kvc_token_fate *fates_of(const kvc_map *map, int32_t pair)
 /* Whether token i has a row, as a sink or in a page. */
 static bool has_row(const struct kvc_choice *c, const uint64_t *live, int32_t i)
 {
-    return kvc_bit(live, i) || kvc_is_sink(c->seq, kvc_fact(c->cache, c->seq, i)->ordinal);
+    return kvc_marked(live, i) || kvc_is_sink(c->seq, kvc_fact(c->cache, c->seq, i)->ordinal);
 }
 
 void kvc_map_begin(kvc_map *map, const struct kvc_choice *c)
@@ -91,7 +91,7 @@ void kvc_map_begin(kvc_map *map, const struct kvc_choice *c)
                 .old_row = n,
                 .new_row = -1,
                 .partner = -1,
-                .fate = kvc_bit(live, i) ? KVC_FATE_KEPT : KVC_FATE_SINK,
+                .fate = kvc_marked(live, i) ? KVC_FATE_KEPT : KVC_FATE_SINK,
             };
             n++;
         }
@@ -107,10 +107,10 @@ void kvc_map_fates(kvc_map *map, const struct kvc_choice *c, int32_t pair)
     for (int32_t i = 0; i < c->n; i++) {
         if (!has_row(c, live, i))
             continue;
-        if (kvc_bit(live, i)) {
+        if (kvc_marked(live, i)) {
             fate->score = c->scores[i];
             fate->fate = c->fates[i];
-            fate->heavy = kvc_bit(heavy, i);
+            fate->heavy = kvc_marked(heavy, i);
         }
         fate++;
     }
@@ -124,7 +124,7 @@ void kvc_map_merges(kvc_map *map, const struct kvc_choice *c, int32_t pair)
         if (!has_row(c, live, i))
             continue;
         const int32_t partner = c->head[i] != i ? c->head[i] : c->next[i];
-        if (partner >= 0 && kvc_bit(live, i)) {
+        if (partner >= 0 && kvc_marked(live, i)) {
             fate->fate = c->head[i] != i ? KVC_FATE_MERGED : KVC_FATE_ABSORBED;
             fate->partner = kvc_fact(c->cache, c->seq, partner)->ordinal;
         }

@@ -295,11 +295,11 @@ kvc_status kvc_seq_score_rows(kvc_cache *cache, kvc_seq seq, int32_t layer, int3
         for (uint64_t left = part.live; left; left &= left - 1) {
             const int r = __builtin_ctzll(left);
             const int32_t ordinal = part.ordinals ? part.ordinals[r] : part.start + r;
-            kvc_bit_set(there, kvc_facts_find(cache, s, ordinal));
+            kvc_mark(there, kvc_facts_find(cache, s, ordinal));
         }
     }
     for (int32_t i = 0, row = 0; i < s->n_facts; i++)
-        if (kvc_bit(there, i))
+        if (kvc_marked(there, i))
             scores[row++] = mass[i];
     *n_rows = n;
     return KVC_OK;

@@ -68,7 +68,7 @@ static void add_layer(const struct kvc_choice *c, float weight, bool normalize)
         for (int32_t h = 0; h < n_heads; h++)
             score += c->mass[(size_t)h * (size_t)c->n + (size_t)i];
         c->part[i] = score / (float)n_heads;
-        if (kvc_bit(c->group, i)) {
+        if (kvc_marked(c->group, i)) {
             sum += c->part[i];
             count++;
         }

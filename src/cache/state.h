@@ -10,6 +10,7 @@
 #ifndef KVC_STATE_H
 #define KVC_STATE_H
 
+#include "bits.h"
 #include "ctx.h"
 #include "kvc/policy.h"
 
