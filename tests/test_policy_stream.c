@@ -91,7 +91,7 @@ static void streams_have_no_end(void **state)
                 fail_msg("scope %d format %d: full at token %d, %d rows", scope, (int)format, i,
                          (int)most_rows());
             assert_true(most_rows() <= 128);
-            assert_true(i < 128 || most_rows() == 128);
+            assert_true(i < 128 || most_rows() > 128 - 128 / 16 - 1);
             assert_int_equal(kvc_seq_n_tokens(d.cache, d.seq), i);
             assert_int_equal(kvc_seq_next_position(d.cache, d.seq), i);
             if (i % 500 == 0) {

@@ -86,8 +86,9 @@ typedef struct kvc_cache_params {
     kvc_score_mode
         score_mode; /**< what kvc_attend_options::accumulate adds to; default KVC_SCORE_NONE */
     bool strict;    /**< true: NaN and Inf in K or V are refused; default false */
-    int32_t max_merge_tokens; /**< most visual tokens of an image that policies merge, sizes their
-                                 scratch (2 n^2 bytes and more); default 0: none */
+    int32_t max_merge_tokens; /**< most visual tokens of an image, left after pruning, that policies
+                                 merge; larger images are not merged. Sizes their scratch (2 n^2
+                                 bytes and more); default 0: none */
     float score_decay; /**< 0 < decay <= 1: masses count by this factor less for each token that
                           was announced since; default 1 */
 } kvc_cache_params;
@@ -137,8 +138,8 @@ typedef struct kvc_attend_item {
     float *lse;          /**< as kvc_attend() */
 } kvc_attend_item;
 
-/** What a compression did to one layer, over its heads. Arrays of it cross the API: its 56 bytes
- * never change. */
+/** What a compression did to one layer; rows and bytes are sums over its KV heads. Arrays of it
+ * cross the API: its 56 bytes never change. */
 typedef struct kvc_layer_report {
     int64_t n_kept;       /**< rows afterwards, sinks included */
     int64_t n_pruned;     /**< rows that went by their score */
@@ -439,9 +440,10 @@ KVC_API int64_t kvc_seq_n_rows(const kvc_cache *cache, kvc_seq seq, int32_t laye
  *
  * With kvc_cache_params::on_full, rows of this sequence are dropped first: so many that no layer
  * and head has more than the policy's max_rows with the new tokens (on average, where its budget
- * gives them different shares), if that is set, and a sixteenth at a time until everything fits. Of
- * the policy the score source, scope, budget, block and what always stays count here; nothing is
- * merged or coded anew. Tokens without rows are forgotten, so a sequence may go on without end.
+ * gives them different shares), if that is set, and a sixteenth at a time until everything fits.
+ * What must stay is not dropped. Of the policy the score source, scope, budget, block and what
+ * always stays count here; nothing is merged or coded anew. Tokens without rows are forgotten, so a
+ * sequence may go on without end.
  *
  * @param cache   A cache.
  * @param seq     Every token announced before has its K and V in every layer.
@@ -456,7 +458,9 @@ KVC_API int64_t kvc_seq_n_rows(const kvc_cache *cache, kvc_seq seq, int32_t laye
  *                     nothing was sealed. With on_full, no more rows could go; those that did are
  *                     gone.
  *
- * Cost: that of sealing; with on_full that of scoring, if rows go.
+ * Cost: that of sealing. When rows go, all rows are scored and moved together: with max_rows that
+ * is in every call at the limit, many times an attention, so decode with a block of 16 or more, add
+ * tokens in groups, or use KVC_SOURCE_AGE or KVC_SOURCE_SUMS.
  */
 KVC_API kvc_status kvc_tokens_add(kvc_cache *cache, kvc_seq seq, const kvc_token *tokens, size_t n);
 

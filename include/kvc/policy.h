@@ -95,7 +95,11 @@ struct kvc_policy {
     kvc_block_score block_score; /**< score of a block; default KVC_BLOCK_MEAN */
     int32_t last_tokens;         /**< newest tokens that always stay, >= 0; default 64 */
     bool keep_sentences; /**< tokens with KVC_TOKEN_SENTENCE stay while there is room; default true.
-                            Sinks, separators and KVC_TOKEN_KEEP always stay */
+                            Sinks, the newest tokens, separators and KVC_TOKEN_KEEP stay before
+                            them. Where max_rows or row_rate leave no room, sentences go first, then
+                            KEEP and separators, then the older of the newest: see
+                            kvc_report::n_forced_dropped. on_full drops only sentences and what no
+                            rule keeps, so rows may exceed max_rows by the rest */
 
     /* Precision of what this call seals. */
     bool set_precision;      /**< use precision; default false: that of the cache */
@@ -151,7 +155,7 @@ static inline kvc_status kvc_policy_preset(const char *name, kvc_policy *policy)
 /** What became of a row, and why. */
 typedef enum kvc_fate {
     KVC_FATE_NONE = 0,     /**< no row: none was there */
-    KVC_FATE_KEPT = 1,     /**< nothing was to be pruned, or it is no candidate */
+    KVC_FATE_KEPT = 1,     /**< no rule had to save it: nothing of its kind was to be pruned */
     KVC_FATE_SCORE = 2,    /**< kept by its score */
     KVC_FATE_SINK = 3,     /**< kept: one of the first tokens, or a visual sink */
     KVC_FATE_RECENT = 4,   /**< kept: one of the newest tokens */
@@ -165,13 +169,13 @@ typedef enum kvc_fate {
 
 /** One row before a compression. Arrays of it cross the API: its 32 bytes never change. */
 typedef struct kvc_token_fate {
-    int32_t ordinal;      /**< of its token */
-    int32_t old_row;      /**< its place among the rows of its layer and head before */
-    int32_t new_row;      /**< the place of the row that holds it now, or -1 */
-    int32_t partner;      /**< ordinal, see kvc_fate; or -1 */
-    float score;          /**< what it was judged by */
-    uint8_t fate;         /**< a kvc_fate */
-    uint8_t heavy;        /**< 1: stays F16 as one of the strong tokens */
+    int32_t ordinal; /**< of its token */
+    int32_t old_row; /**< its place among the rows of its layer and head before */
+    int32_t new_row; /**< the place of the row that holds it now, or -1 */
+    int32_t partner; /**< ordinal, see kvc_fate; or -1 */
+    float score;     /**< what it was judged by; KVC_SCOPE_SHARED: 1 is the mean; 0 for sinks */
+    uint8_t fate;    /**< a kvc_fate */
+    uint8_t heavy;   /**< 1: stays F16 as one of the strong tokens */
     uint8_t reserved[10]; /**< 0 */
 } kvc_token_fate;
 

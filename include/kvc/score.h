@@ -386,11 +386,12 @@ static inline void kvc_refine_options_default(kvc_refine_options *options)
 /**
  * Softens scores, adds the saliency priors and finds the visual sinks.
  *
- *     sink:    raw[i] > sink_factor * mean raw
- *     r[i]   = raw[i] * exp(-b (i - mean i)) if debias; b: slope of ln max(raw, 1e-12) over i,
- * fitted by least squares, max(b, 0) if debias_clamp f[i]   = (r[i] / max r)^(1 / temperature), 1
- * for all if max r is 0 out[i] = f[i] * (1 + centre * c[i] + texture * t[i]) c      = exp(-(dx^2 +
- * dy^2) / (4 sigma^2)), dx, dy in (-1, 1) from the middle of the frame
+ *     sink    raw[i] > sink_factor * mean raw, at most the max_sinks largest
+ *     r[i]    raw[i] * exp(-b (i - mean i)) if debias; b: slope of ln max(raw, 1e-12) over i,
+ *             fitted by least squares, at least 0 if debias_clamp
+ *     f[i]    (r[i] / max r)^(1 / temperature), 1 for all if max r is 0
+ *     c[i]    exp(-(dx^2 + dy^2) / (4 sigma^2)), dx, dy in (-1, 1) from the middle of the frame
+ *     out[i]  f[i] * (1 + centre * c[i] + texture * t[i])
  *
  * The fit, the means and the maximum leave out excluded tokens, the fit and the maximum sinks too.
  * A sink gets 1 + centre + texture, which no other token exceeds. Each number is computed in double

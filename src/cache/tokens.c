@@ -93,9 +93,11 @@ static struct kvc_column *new_slot(kvc_cache *cache, struct kvc_sequence *seq, i
 static kvc_status make_room(kvc_cache *cache, struct kvc_sequence *seq, int32_t n)
 {
     const int32_t most = cache->has_on_full ? cache->on_full.max_rows : 0;
+    /* Probes score all rows at once: so that this is not due at every token, more rows go. */
+    const int32_t slack = cache->on_full.source == KVC_SOURCE_PROBES ? most / 16 : 0;
     KVC_CHECK(could_fit(cache, seq, n), KVC_E_FULL);
     if (most > 0 && kvc_most_rows(cache, seq) > most - n)
-        kvc_evict(cache, seq, &cache->on_full, most - n, n);
+        kvc_evict(cache, seq, &cache->on_full, most - n - slack, n);
     for (;;) {
         const int32_t sealed = kvc_seal_end(cache, seq, false);
         if (tables_fit(cache, seq, n, sealed) && kvc_seal_slots(cache, seq, sealed) == KVC_OK)
