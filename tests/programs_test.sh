@@ -31,6 +31,15 @@ d = json.load(open(sys.argv[1], encoding='utf-8'))
 assert $1, d" "$dir/out"
 }
 
+# json_value EXPRESSION: its value.
+json_value()
+{
+    python3 -c "
+import json, sys
+d = json.load(open(sys.argv[1], encoding='utf-8'))
+print($1)" "$dir/out"
+}
+
 seq 200 | sed 's/.*/the king went out of the city & came to the sea; day/' >"$dir/text.txt"
 
 for program in "$engine" "$bench" "$plan"; do
@@ -97,6 +106,12 @@ json "[(r['rope'], r['factor'], r['context'], r['bucket_start']) for r in d['row
 [(n, f, 384, at) for n, f in (('none', 1), ('yarn', 4)) for at in (0, 128, 256)]"
 json "all(r['bucket_end'] == r['bucket_start'] + 128 and 1 < r['ppl'] < 1e5 for r in d['rows'])"
 json "d['rows'][0]['ppl'] == d['rows'][2]['ppl'] != d['rows'][5]['ppl']"
+# A token counts where it stands: 63 of the first 64 and 64 of the next follow another.
+whole=$(json_value "d['rows'][0]['ppl']")
+expect 0 "$engine" long --model "$model" --file "$dir/text.txt" --contexts 128 --bucket 64 \
+    --rope none --kv int8 --json
+json "abs(63 * math.log(d['rows'][0]['ppl']) + 64 * math.log(d['rows'][1]['ppl']) - \
+127 * math.log($whole)) < 0.05"
 
 expect 1 "$engine" compare --model "$model" --file "$dir/text.txt" --context 9000
 grep -q -- --rope "$dir/err"

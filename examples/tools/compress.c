@@ -312,6 +312,14 @@ static const struct compress_step steps[] = {
 
 enum { N_STEPS = sizeof steps / sizeof *steps };
 
+static void print_steps(void)
+{
+    printf("\nSteps, each over all layers:\n");
+    for (size_t s = 0; s < N_STEPS; s++)
+        printf("  %s\n", steps[s].name);
+    printf("Those of the cache are kvc_cache_compress() after a prefill, which is not timed.\n");
+}
+
 /* ---- measuring ---- */
 
 static struct compress_time summarize(double *samples, size_t n)
@@ -535,6 +543,8 @@ int bench_compress(int argc, char **argv)
                                        .repeat = 10};
     int code = bench_parse("compress", option_table, sizeof option_table / sizeof *option_table,
                            &options, argc, argv);
+    if (code == BENCH_DONE) /* --help */
+        print_steps();
     if (code != BENCH_GO)
         return code;
     return options_fit(&options) ? run(&options) : BENCH_USAGE;

@@ -37,14 +37,20 @@ static void print_line(const char *indent, const char *name, const struct compre
            time->min, time->max);
 }
 
+static const char *plural(long n)
+{
+    return n == 1 ? "" : "s";
+}
+
 void compress_print_table(const struct compress_bench *b, const struct compress_row *rows,
                           size_t n_rows)
 {
     const struct compress_options *o = b->options;
-    printf("%ld visual tokens, %ld layers, %ld/%ld heads of %ld, %s; milliseconds over %ld runs\n"
+    printf("%ld visual tokens, %ld layer%s, %ld/%ld heads of %ld, %s; milliseconds over %ld run%s\n"
            "\n%-32s %9s %9s %9s %9s %7s\n",
-           o->n_tokens, o->n_layers, o->n_heads, o->n_kv_heads, o->head_dim,
-           kvc_ctx_kernels(b->ctx), o->repeat, "step", "median", "min", "max", "cpu", "tokens");
+           o->n_tokens, o->n_layers, plural(o->n_layers), o->n_heads, o->n_kv_heads, o->head_dim,
+           kvc_ctx_kernels(b->ctx), o->repeat, plural(o->repeat), "step", "median", "min", "max",
+           "cpu", "tokens");
     for (size_t i = 0; i < n_rows; i++) {
         print_line("", rows[i].step, &rows[i].time);
         printf(" %9.2f %7zu\n", rows[i].cpu.median, rows[i].n_left);
@@ -53,4 +59,6 @@ void compress_print_table(const struct compress_bench *b, const struct compress_
             printf("\n");
         }
     }
+    printf("\ncpu: processor time of the step. tokens: visual tokens left.\n"
+           "Indented: parts of the step, each a median of its own, so they need not add up.\n");
 }

@@ -91,6 +91,19 @@ static bool read_sizes(struct options *o, struct failure *failure)
            read_size("overhead", o->overhead_text, &o->overhead, failure);
 }
 
+/* "3.26 GiB"; returns text. */
+static const char *size_text(double bytes, char text[32])
+{
+    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
+    double size = bytes / 1024.0;
+    size_t unit = 0;
+
+    for (; size >= 1024.0 && unit + 1 < sizeof(units) / sizeof(*units); unit++)
+        size /= 1024.0;
+    snprintf(text, 32, "%.4g %s", size, units[unit]);
+    return text;
+}
+
 /* What the options must and must not say together. */
 static bool check_options(const struct options *o, struct failure *failure)
 {
@@ -109,7 +122,21 @@ static bool check_options(const struct options *o, struct failure *failure)
         return fail_with(failure, "--params, --weight-bits and --overhead go with --memory");
     if (params != bits || (o->memory_text && !o->model && !params))
         return fail_with(failure, "--memory needs --params and --weight-bits, or --model");
+    if (o->fill && o->at == 0)
+        return fail_with(failure, "--fill goes with --at");
     return true;
+}
+
+static bool fail_full(const struct options *o, double weight_bytes, struct failure *failure)
+{
+    char weights[32], overhead[64] = "", memory[32], size[32];
+
+    if (o->overhead > 0)
+        snprintf(overhead, sizeof(overhead), " and the overhead %s",
+                 size_text((double)o->overhead, size));
+    return fail_with(failure, "the weights take %s%s of %s; nothing is left",
+                     size_text(weight_bytes, weights), overhead,
+                     size_text((double)o->memory, memory));
 }
 
 static bool find_budget(const struct options *o, struct plan *plan, struct failure *failure)
@@ -118,10 +145,13 @@ static bool find_budget(const struct options *o, struct plan *plan, struct failu
     if (o->budget_text)
         return true;
     const bool told = o->n_params > 0.0;
+    const double n_weights = told ? o->n_params : (double)plan->weight_bytes;
+    const double bits = told ? o->weight_bits : 8.0;
     const kvc_status status =
-        kvc_plan_budget(o->memory, told ? o->n_params : (double)plan->weight_bytes,
-                        told ? o->weight_bits : 8.0, o->overhead, &plan->budget);
-    return status == KVC_OK || fail_with(failure, "the budget: %s", kvc_status_str(status));
+        kvc_plan_budget(o->memory, n_weights, bits, o->overhead, &plan->budget);
+    if (status != KVC_OK)
+        return fail_with(failure, "the budget: %s", kvc_status_str(status));
+    return plan->budget > 0 || fail_full(o, n_weights * bits / 8.0, failure);
 }
 
 static bool find_model(const struct options *o, struct plan *plan, struct failure *failure)
@@ -181,16 +211,35 @@ static void print_json(const struct options *o, const struct plan *plan)
     printf("\n]}\n");
 }
 
+static void print_notes(const struct options *o, const struct plan *plan)
+{
+    bool above = false;
+
+    printf("\nRows only, on average: codes and parameters. Heavy: rows that stay F16.\n"
+           "Rest: format of the other rows.%s\n",
+           o->visual_share == 1.0 ? " Text is not pruned: see --visual-share." : "");
+    if (o->at == 0)
+        return;
+    printf("Cache bytes: everything in use after %lld tokens, exact recent rows and tables "
+           "included.\n",
+           (long long)o->at);
+    for (size_t i = 0; i < N_PROFILES; i++)
+        above = above || plan->rows[i].cache_bytes > plan->budget;
+    if (above)
+        printf("*: more than the budget.\n");
+}
+
 static void print_table(const struct options *o, const struct plan *plan)
 {
     static const char *const formats[] = {"F16", "INT8", "INT4"};
     const kvc_plan_model *m = &plan->model;
+    char size[32];
 
     printf("%d layers, %d KV heads, %d elements of K and %d of V; %.10g %% of the tokens are "
            "visual.\n",
            m->n_layers, m->n_kv_heads, m->head_dim_k, m->head_dim_v, 100.0 * o->visual_share);
-    printf("Budget: %llu bytes (%.2f GiB).\n\n", (unsigned long long)plan->budget,
-           (double)plan->budget * 0x1p-30);
+    printf("Budget: %llu bytes (%s).\n\n", (unsigned long long)plan->budget,
+           size_text((double)plan->budget, size));
     printf("%-10s %7s %7s %6s %6s %14s %8s %12s", "profile", "pruned", "rounds", "heavy", "rest",
            "bytes a token", "of F16", "tokens");
     printf(o->at > 0 ? " %16s\n" : "\n", "cache bytes");
@@ -202,14 +251,11 @@ static void print_table(const struct options *o, const struct plan *plan)
                row->bytes_per_token, 100.0 * row->bytes_per_token / plan->rows[0].bytes_per_token,
                (long long)row->tokens);
         if (o->at > 0)
-            printf(" %16llu", (unsigned long long)row->cache_bytes);
+            printf(" %16llu%s", (unsigned long long)row->cache_bytes,
+                   row->cache_bytes > plan->budget ? "*" : "");
         printf("\n");
     }
-    printf("\nRows only, on average: codes and parameters. Heavy: rows that stay F16.\n");
-    if (o->at > 0)
-        printf("Cache bytes: everything in use after %lld tokens, exact recent rows and tables "
-               "included.\n",
-               (long long)o->at);
+    print_notes(o, plan);
 }
 
 static int run(const struct options *o)

@@ -31,6 +31,14 @@ static struct outcome mean_outcome(const struct outcome *heads, size_t n)
     return mean;
 }
 
+/* Puts the extract's name before what is wrong with it. */
+static bool fail_in_extract(const struct options *options, struct failure *failure)
+{
+    const struct failure inner = *failure;
+
+    return fail_with(failure, "%.120s: %.120s", options->extract, inner.text);
+}
+
 /* The rows of one block; returns how many. */
 static size_t add_rows(const struct kvx_block *block, const struct outcome *heads, size_t n_heads,
                        bool per_head, struct photos_row *rows)
@@ -56,11 +64,11 @@ static bool run_blocks(const struct options *options, const struct kvx *kvx,
     *n_rows = 0;
     for (size_t i = 0; i < kvx->n_blocks; i++) {
         if (!kvx_read(kvx, i, block, failure))
-            return false;
+            return fail_in_extract(options, failure);
         const kvc_status status = experiment_run(experiment, options->shared, heads);
         if (status != KVC_OK)
-            return fail_with(failure, "%s, layer %u: %s", block->photo, block->layer,
-                             kvc_status_str(status));
+            return fail_with(failure, "%.120s: %s, layer %u: %s", options->extract, block->photo,
+                             block->layer, kvc_status_str(status));
         *n_rows += add_rows(block, heads, kvx->n_heads, options->per_head, rows + *n_rows);
     }
     return true;
@@ -106,7 +114,8 @@ static bool run_file(const struct options *options, struct failure *failure)
 
     if (!file_read(options->extract, &bytes, &size, failure))
         return false;
-    const bool ok = kvx_open(bytes, size, &kvx, failure) && run_extract(options, &kvx, failure);
+    const bool ok = kvx_open(bytes, size, &kvx, failure) ? run_extract(options, &kvx, failure)
+                                                         : fail_in_extract(options, failure);
     free(bytes);
     return ok;
 }
@@ -134,6 +143,7 @@ int main(int argc, char **argv)
                "Prunes and merges the visual tokens of a vision transformer that looks at photos,\n"
                "and compares the attention output of queries that had no say in it.\n\nOptions:\n");
         args_print_help(args, n_args);
+        printf("\nExit status: 0 done, 1 failed, 2 wrong usage.\n");
         return 0;
     }
     if (!options.extract) {

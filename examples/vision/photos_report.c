@@ -115,29 +115,42 @@ static void print_groups(const struct photos_report *report, same_fn *same, cons
             struct errors e[N_METHODS];
             for (int method = 0; method < N_METHODS; method++)
                 e[method] = group_mean(report, same, i, round, method);
-            printf("%-16s %4.0f %%  %8.4f %8.4f %8.4f   %8.4f %8.4f %8.4f   %8.4f %8.4f\n", label,
-                   100.0 * share(report, round), e[PRUNE].same, e[MERGE].same, e[MERGE_BIAS].same,
-                   e[PRUNE].shifted, e[MERGE].shifted, e[MERGE_BIAS].shifted, e[PRUNE].reported,
-                   e[MERGE_BIAS].reported);
+            printf("%-16s %4.0f %%  %8.4f %8.4f %8.4f   %8.4f %8.4f %8.4f   %8.4f %8.4f %8.4f\n",
+                   label, 100.0 * share(report, round), e[PRUNE].same, e[MERGE].same,
+                   e[MERGE_BIAS].same, e[PRUNE].shifted, e[MERGE].shifted, e[MERGE_BIAS].shifted,
+                   e[PRUNE].reported, e[MERGE].reported, e[MERGE_BIAS].reported);
         }
     }
     printf("\n");
 }
 
-void photos_print_table(const struct photos_report *report)
+static void print_header(const struct photos_report *report)
 {
     const struct kvx *kvx = report->kvx;
+    char prefix[48] = "";
+
+    if (kvx->n_prefix == 1)
+        snprintf(prefix, sizeof(prefix), " and a class token");
+    else if (kvx->n_prefix > 1)
+        snprintf(prefix, sizeof(prefix), " and %zu tokens before them", kvx->n_prefix);
+    printf("%zu photos, %zu layers, %zu heads; %zu x %zu patches%s; %s\n",
+           count_groups(report, same_photo), count_groups(report, same_layer), kvx->n_heads,
+           kvx->grid_rows, kvx->grid_cols, prefix,
+           report->shared ? "the heads of a layer share a choice" : "each head has its own choice");
+    printf("Mean relative error of the attention output. + bias: ln(size) on merged rows.\n"
+           "Reported: the error foretold from the %zu scoring queries alone.\n\n",
+           kvx->n_scoring);
+    printf("%24s  %-26s   %-26s   %s\n", "", "queries of the same kind", "shifted queries",
+           "reported");
+    printf("%24s  %8s %8s %8s   %8s %8s %8s   %8s %8s %8s\n", "kept ", "prune", "merge", "+ bias",
+           "prune", "merge", "+ bias", "prune", "merge", "+ bias");
+}
+
+void photos_print_table(const struct photos_report *report)
+{
     const size_t n = report->n_rows * N_ROUNDS;
 
-    printf("%zu photos, %zu layers, %zu heads; %zu x %zu patches and %zu more; %s\n",
-           count_groups(report, same_photo), count_groups(report, same_layer), kvx->n_heads,
-           kvx->grid_rows, kvx->grid_cols, kvx->n_prefix,
-           report->shared ? "the heads of a layer share a choice" : "each head has its own choice");
-    printf("Mean relative error of the attention output. bias: ln(size) on merged rows.\n\n");
-    printf("%24s  %-26s   %-26s   %-17s\n", "", "queries of the same kind", "shifted queries",
-           "reported");
-    printf("%24s  %8s %8s %8s   %8s %8s %8s   %8s %8s\n", "kept ", "prune", "merge", "+ bias",
-           "prune", "merge", "+ bias", "prune", "+ bias");
+    print_header(report);
     print_groups(report, same_report, "");
     print_groups(report, same_layer, "layer");
     print_groups(report, same_photo, "photo");
@@ -204,15 +217,15 @@ static double write_point(FILE *out, const struct photos_report *report, same_fn
     return top;
 }
 
-/* Column 2: same, 3: shifted. Only one panel names the lines. */
-static void write_panel(FILE *out, const char *data, int column, bool names)
+/* Column 2: same, 3: shifted. Only one panel names the lines, for all. */
+static void write_panel(FILE *out, const char *data, const char *by, int column, bool names)
 {
     static const char *const lines[N_METHODS] = {"prune", "merge, no bias", "merge, bias ln(size)"};
 
-    fprintf(out, "set title '%s'\n%s\nplot",
-            column == 2 ? "queries of the same kind, held out"
-                        : "queries about the other half of the photo",
-            names ? "set key top left reverse Left" : "set key off");
+    fprintf(out, "set title '%s, by %s'\n%s\nplot",
+            column == 2 ? "queries of the same kind" : "shifted queries", by,
+            names ? "set key at screen 0.53,0.99 center top maxrows 1 width -2 reverse Left"
+                  : "set key off");
     for (int method = 0; method < N_METHODS; method++)
         fprintf(out, "%s $%s using 1:%d with linespoints ls %d title '%s'", method ? "," : "", data,
                 column + 2 * method, method + 1, lines[method]);
@@ -235,20 +248,24 @@ static void write_plot(FILE *out, const struct photos_report *report)
                                         report->rows[i].layer));
     fprintf(out,
             "EOD\n"
-            "set terminal svg size 900,640 font 'sans-serif,13' background 'white'\n"
+            "set terminal svg size 900,680 font 'sans-serif,13' background 'white' "
+            "name 'pruning_and_merging'\n"
             "set style line 1 lc rgb '#d55e00' lw 2 pt 7 ps 0.6\n"
             "set style line 2 lc rgb '#777777' lw 2 pt 5 ps 0.6\n"
             "set style line 3 lc rgb '#0072b2' lw 2 pt 9 ps 0.8\n"
-            "set multiplot layout 2,2 margins 0.08,0.98,0.09,0.93 spacing 0.09,0.17\n"
+            "set multiplot layout 2,2 margins 0.08,0.98,0.09,0.90 spacing 0.09,0.17\n"
             "set grid y\nset yrange [0:%.4g]\nset ylabel 'relative error' offset 1,0\n"
-            "set xlabel 'patches kept, %%'\nset xrange [80:38]\nset xtics (75, 56, 42)\n",
+            "set xlabel 'patches kept, %% (fewer to the right)'\nset xrange [80:38]\nset xtics "
+            "(75, 56, 42)\n",
             1.05 * top);
-    write_panel(out, "by_share", 2, true);
-    write_panel(out, "by_share", 3, false);
-    fprintf(out, "set xlabel 'layer (%.0f %% kept)'\nset xrange [*:*] noextend\nset xtics auto\n",
+    write_panel(out, "by_share", "patches kept", 2, true);
+    write_panel(out, "by_share", "patches kept", 3, false);
+    fprintf(out,
+            "set xlabel 'layer (%.0f %% kept)'\nset xrange [*:*] noextend\n"
+            "set offsets 0.5, 0.5, 0, 0\nset xtics auto\n",
             100.0 * share(report, BY_LAYER_ROUND));
-    write_panel(out, "by_layer", 2, false);
-    write_panel(out, "by_layer", 3, false);
+    write_panel(out, "by_layer", "layer", 2, false);
+    write_panel(out, "by_layer", "layer", 3, false);
     fprintf(out, "unset multiplot\n");
 }
 
