@@ -48,7 +48,7 @@ typedef enum kvc_scope {
 } kvc_scope;
 
 /** A policy. kvc_policy_default() or kvc_policy_preset() fills it; edit what you like. A zero in a
- * field is a zero. */
+ * field is a zero. The structs in it never change their sizes. */
 struct kvc_policy {
     size_t struct_size;      /**< sizeof(kvc_policy) of the caller's header */
     kvc_score_source source; /**< default KVC_SOURCE_PROBES */
