@@ -81,7 +81,8 @@ int main(void)
                (long long)layers[l].n_merged, 100.0 * layers[l].rel_err);
     printf("next position %lld, as before\n", (long long)kvc_seq_next_position(cache, seq));
     const int right = kvc_seq_next_position(cache, seq) == N &&
-                      layers[0].n_pruned == KV_HEADS * (IMAGE - 404) && layers[0].n_merged > 0;
+                      layers[0].n_pruned == (int64_t)KV_HEADS * (IMAGE - 404) &&
+                      layers[0].n_merged > 0;
     kvc_cache_destroy(cache);
     kvc_ctx_destroy(ctx);
     return right ? 0 : 1;

@@ -528,7 +528,7 @@ kvc_status kvc_budget_mass(const float *scores, size_t n, size_t n_tokens, size_
     m.max = smaller(o.max, n_tokens);
     KVC_CHECK(reachable_total(n, m.min, m.max, &total), KVC_E_ARG);
     carve_masses(&arena, n, n_tokens, &m);
-    for (size_t i = 0; i < n && need > 0; i++)
+    for (size_t i = 0; i < n && n_tokens > 0 && m.bits; i++)
         order_masses(&m, scores + i * n_tokens, m.before + i * n_tokens);
     split_masses(&m, total, budgets);
     return KVC_OK;

@@ -297,7 +297,7 @@ static kvc_status start(struct job *job, kvc_ctx *ctx, const kvc_rope *rope, con
               KVC_E_ARG);
     KVC_CHECK(x->head_dim <= KVC_MAX_HEAD_DIM, KVC_E_UNSUPPORTED);
     job->space = carve(&arena, &job->rope);
-    KVC_CHECK(!arena.overflow && kvc_workspace_ok(ws, ws_size, arena.used), KVC_E_WORKSPACE);
+    KVC_CHECK(ws && !arena.overflow && kvc_workspace_ok(ws, ws_size, arena.used), KVC_E_WORKSPACE);
     job->ctx = ctx;
     job->x = x;
     for (size_t i = 0; i < BLOCK_ROWS; i++) {

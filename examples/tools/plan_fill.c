@@ -137,7 +137,7 @@ static bool line_bytes(const kvc_plan_model *model, uint64_t *bytes, struct fail
 {
     kvc_plan_model flat = *model;
     kvc_plan_profile plain;
-    kvc_stats stats;
+    kvc_stats stats = {0};
 
     flat.head_dim_k = flat.head_dim_v = 1;
     kvc_plan_profile_default(&plain);
@@ -152,7 +152,7 @@ bool plan_fill(const kvc_plan_model *model, const kvc_plan_profile *profile, int
                bool whole, uint64_t *bytes, struct failure *failure)
 {
     kvc_plan_model one = *model;
-    kvc_stats stats;
+    kvc_stats stats = {0};
     uint64_t line, one_line;
 
     if (!whole)

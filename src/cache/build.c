@@ -15,7 +15,7 @@ void kvc_build_carve(kvc_cache *cache, struct kvc_arena *arena)
         lane.open[0] = kvc_arena_take(arena, open, 1, 128);
         lane.open[1] = kvc_arena_take(arena, open, 1, 128);
         lane.rows = kvc_arena_take(arena, 2 * (s_k + s_v), sizeof(float), 64);
-        lane.outputs = kvc_arena_take(arena, 3 * KVC_TILE_ROWS * s_v, sizeof(float), 64);
+        lane.outputs = kvc_arena_take(arena, 3 * s_v, KVC_TILE_ROWS * sizeof(float), 64);
         if (lanes)
             lanes[i] = lane;
     }
@@ -51,7 +51,8 @@ struct kvc_row_place kvc_find_row(const struct kvc_choice *c, int32_t pair, int3
             return (struct kvc_row_place){column, __builtin_ctzll(bit),
                                           slot < c->seq->first_unsealed};
     }
-    return (struct kvc_row_place){0}; /* the caller asks for rows that are there */
+    return (struct kvc_row_place){kvc_slot(c->cache, c->seq, 0), 0,
+                                  true}; /* not reached: callers ask for rows there are */
 }
 
 static void read_row(const struct kvc_choice *c, int32_t pair, int32_t i, float *k, float *v)

@@ -387,7 +387,7 @@ static size_t row_target(const struct kvc_choice *c, int32_t n)
 {
     const float rate = c->only_rows ? 0.0f : c->policy->row_rate * c->strength;
     size_t target;
-    kvc_keep_count((size_t)(n + n_sinks(c)), rate, 0, &target);
+    kvc_keep_count((size_t)n + (size_t)n_sinks(c), rate, 0, &target);
     if (c->max_rows > 0 && target > (size_t)c->max_rows)
         target = (size_t)c->max_rows;
     return target;

@@ -387,8 +387,9 @@ void kvc_probe_error(const struct kvc_choice *c, int32_t pair, enum kvc_probe_pa
     float *q = cache->lanes + lane * cache->lane_floats;
     float *work = q + KVC_TILE_ROWS * kvc_attend_stride((size_t)cache->params.head_dim_k);
     float *o = cache->build_lanes[lane].outputs;
-    struct outputs before = {.o = o, .part_o = o + KVC_TILE_ROWS * stride};
-    struct outputs then = {.o = o + 2 * KVC_TILE_ROWS * stride, .part_o = before.part_o};
+    const size_t tile_floats = KVC_TILE_ROWS * stride;
+    struct outputs before = {.o = o, .part_o = o + tile_floats};
+    struct outputs then = {.o = o + 2 * tile_floats, .part_o = before.part_o};
 
     for (int32_t at = 0; at < probes.n_rows;) {
         struct tile tile;
