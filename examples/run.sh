@@ -21,7 +21,7 @@ step "model and text"
 examples/fetch_models.sh
 step "build"
 cmake --preset release -DKVC_TESTS=OFF >/dev/null
-cmake --build --preset release --target kvc-engine kvc-bench
+cmake --build --preset release --target kvc-engine kvc-bench kvc-plan kvc-photos
 step "the model writes; all but the first 4 tokens and the open page of its cache are INT4"
 "$engine" generate --model "$model" --kv int4 --recent 0 --tokens 200 --chat \
     --prompt "Why is the sky blue, and why is it red in the evening?"
@@ -31,5 +31,8 @@ step "done; more to try"
 cat >&2 <<EOF
 $engine generate --model $model --chat --prompt "..."
 $engine compare --model $model --file $text --chunks 10 --imm
+$engine compare --model $model --file $text --chunks 1 --policy none,window:0.5,heavy:0.5
 build/release/bin/kvc-bench attend
+build/release/bin/kvc-photos --extract tests/data/photos.kvx
+build/release/bin/kvc-plan --layers 32 --kv-heads 32 --head-dim 128 --budget 6GiB --at 12288
 EOF

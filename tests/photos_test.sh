@@ -4,21 +4,7 @@
 set -euo pipefail
 photos=$1
 extract=$2
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-
-# expect STATUS COMMAND...: runs a command; a failure leaves standard output empty.
-expect()
-{
-    local want=$1 got=0
-    shift
-    "$@" >"$dir/out" 2>"$dir/err" || got=$?
-    if [ "$got" != "$want" ] || { [ "$want" != 0 ] && [ -s "$dir/out" ]; }; then
-        echo "$*: exit status $got, not $want; or output on failure"
-        cat "$dir/out" "$dir/err"
-        exit 1
-    fi
-}
+. "$(dirname "$0")/support/expect.sh"
 
 # json EXPRESSION: the output is one object d, with its rows r, for which the Python expression holds.
 json()
