@@ -90,6 +90,13 @@ bool args_parse(const struct arg *args, size_t n_args, int argc, char **argv, bo
         if (!value && i + 1 == argc)
             return fail_with(failure, "--%s needs a value", arg->name);
         value = value ? value : argv[++i];
+        if (arg->kind == ARG_PAIR) {
+            if (i + 1 == argc)
+                return fail_with(failure, "--%s needs two values: %s", arg->name, arg->meta);
+            ((const char **)arg->value)[0] = value;
+            ((const char **)arg->value)[1] = argv[++i];
+            continue;
+        }
         const bool is_text = arg->kind == ARG_TEXT || arg->kind == ARG_CHOICE;
         if (!(is_text ? set_text : set_number)(arg, value, failure))
             return false;

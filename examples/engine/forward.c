@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "clock.h"
 #include "rotation.h"
 #include "split.h"
 
@@ -26,6 +27,7 @@ struct forward {
     size_t rope_ws_size;
     uint8_t *codes;   /* of K or V, for imm */
     uint16_t *scales; /* [max_rows][n_kv_heads] halves */
+    double attend_seconds;
 };
 
 static float *floats(size_t rows, size_t cols)
@@ -95,6 +97,11 @@ void forward_destroy(struct forward *f)
     free(f->codes);
     free(f->scales);
     free(f);
+}
+
+double forward_attend_seconds(const struct forward *f)
+{
+    return f->attend_seconds;
 }
 
 /* A loop over 0 ... n - 1, one range of it for each thread. */
@@ -205,17 +212,24 @@ static bool start_item(struct forward *f, const struct forward_item *item, size_
     const int64_t position = kvc_seq_next_position(item->cache, item->seq);
 
     for (size_t i = 0; i < item->n; i++) {
-        const int32_t token = item->tokens[i];
+        float *x = f->x + (row + i) * n_embd;
+        int32_t *where = f->positions + 3 * (row + i);
+        const int32_t token = item->rows ? 0 : item->tokens[i];
         if ((size_t)token >= m->shape.n_vocab) /* negative ones are too */
             return fail_with(failure, "token %d is not in the vocabulary", (int)token);
-        memcpy(f->x + (row + i) * n_embd, m->embedding + (size_t)token * n_embd,
+        memcpy(x, item->rows ? item->rows + i * n_embd : m->embedding + (size_t)token * n_embd,
                n_embd * sizeof(float));
-        f->positions[3 * (row + i)] = (int32_t)position + (int32_t)i;
+        where[0] = where[1] = where[2] = (int32_t)position + (int32_t)i;
+        if (item->facts) {
+            where[0] = item->facts[i].t;
+            where[1] = item->facts[i].y;
+            where[2] = item->facts[i].x;
+        }
     }
     return check(kvc_rope_angles(item->rope ? item->rope : &f->rope, f->positions + 3 * row,
                                  item->n, f->cosines + row * n_pairs, f->sines + row * n_pairs),
                  "rotating", failure) &&
-           check(kvc_tokens_add(item->cache, item->seq, NULL, item->n), "announcing tokens",
+           check(kvc_tokens_add(item->cache, item->seq, item->facts, item->n), "announcing tokens",
                  failure);
 }
 
@@ -258,9 +272,12 @@ static bool append_and_attend(struct forward *f, const struct forward_item *item
     kvc_attend_options_default(item->cache, &options);
     options.accumulate = true; /* where the cache keeps scores */
     options.scale = 1.0f / sqrtf((float)f->p.model->shape.head_dim);
-    return check(kvc_append(item->cache, item->seq, layer, k, v), "appending K and V", failure) &&
-           check(kvc_attend(item->cache, item->seq, layer, q, &options, out, NULL), "attention",
-                 failure);
+    if (!check(kvc_append(item->cache, item->seq, layer, k, v), "appending K and V", failure))
+        return false;
+    const double start = seconds_now();
+    const kvc_status status = kvc_attend(item->cache, item->seq, layer, q, &options, out, NULL);
+    f->attend_seconds += seconds_now() - start;
+    return check(status, "attention", failure);
 }
 
 /* The same with heads split in two. */

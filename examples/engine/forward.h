@@ -25,6 +25,9 @@ struct forward_item {
     kvc_cache *cache;
     kvc_seq seq;
     const int32_t *tokens;
+    const float *rows; /* [n][n_embd] to start from instead of the embeddings of tokens; or NULL */
+    const kvc_token *facts; /* [n] what the cache is told and where the tokens are; NULL: text that
+                               goes on */
     size_t n;
     size_t n_skip;        /* tokens at the start whose logits are not wanted; n: none are */
     const kvc_rope *rope; /* how to rotate, see rotation.h; NULL: as trained */
@@ -35,6 +38,9 @@ struct forward_item {
 bool forward_create(const struct forward_params *params, struct forward **out,
                     struct failure *failure);
 void forward_destroy(struct forward *forward);
+
+/* Time in kvc_attend() since it was created. */
+double forward_attend_seconds(const struct forward *forward);
 
 /*
  * All items pass through each matrix together. logits: [wanted rows of all items, in

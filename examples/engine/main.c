@@ -13,7 +13,9 @@ static void print_help(void)
            "cache.\n\n"
            "  generate   continue a prompt\n"
            "  compare    score formats of the cache on a text, side by side\n"
-           "  long       perplexity by position, beyond the trained context\n\n"
+           "  long       perplexity by position, beyond the trained context\n"
+           "  vqa        ask a vision-language model about a picture\n"
+           "  exam       ask a vision-language model with its cache compressed in many ways\n\n"
            "kvc-engine COMMAND --help lists the options.\n"
            "Exit status: 0 done, 1 failed, 2 wrong usage.\n");
 }
@@ -28,6 +30,10 @@ static int run(int argc, char **argv)
         return compare_command(argc - 2, argv + 2);
     if (strcmp(command, "long") == 0)
         return long_command(argc - 2, argv + 2);
+    if (strcmp(command, "vqa") == 0)
+        return vqa_command(argc - 2, argv + 2);
+    if (strcmp(command, "exam") == 0)
+        return exam_command(argc - 2, argv + 2);
     if (strcmp(command, "--help") == 0 || strcmp(command, "-h") == 0) {
         print_help();
         return EXIT_DONE;

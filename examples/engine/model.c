@@ -9,77 +9,119 @@
 
 #include <kvc/kvc.h>
 
-#include "dequant.h"
+#include "loader.h"
 
-static bool read_size(const struct gguf *gguf, const char *key, uint64_t max, size_t *out,
+/* The metadata of an architecture: its keys begin with its name. */
+struct metadata {
+    const struct gguf *gguf;
+    const char *architecture;
+};
+
+static const struct gguf_value *find(const struct metadata *m, const char *key)
+{
+    char whole[96];
+
+    snprintf(whole, sizeof(whole), "%s.%s", m->architecture, key);
+    return gguf_find(m->gguf, whole);
+}
+
+static bool read_size(const struct metadata *m, const char *key, uint64_t max, size_t *out,
                       struct failure *failure)
 {
     uint64_t n;
 
-    if (!gguf_to_u64(gguf_find(gguf, key), &n))
-        return fail_with(failure, "%s is missing or no number", key);
+    if (!gguf_to_u64(find(m, key), &n))
+        return fail_with(failure, "%s.%s is missing or no number", m->architecture, key);
     if (n < 1 || n > max)
-        return fail_with(failure, "%s is %llu, not 1..%llu", key, (unsigned long long)n,
-                         (unsigned long long)max);
+        return fail_with(failure, "%s.%s is %llu, not 1..%llu", m->architecture, key,
+                         (unsigned long long)n, (unsigned long long)max);
     *out = (size_t)n;
     return true;
 }
 
 /* Leaves *out as it is where the file does not say. */
-static bool read_optional(const struct gguf *gguf, const char *key, uint64_t max, size_t *out,
+static bool read_optional(const struct metadata *m, const char *key, uint64_t max, size_t *out,
                           struct failure *failure)
 {
-    return !gguf_find(gguf, key) || read_size(gguf, key, max, out, failure);
+    return !find(m, key) || read_size(m, key, max, out, failure);
 }
 
-static bool read_real(const struct gguf *gguf, const char *key, double min, double max, double *out,
-                      struct failure *failure)
+static bool read_real(const struct metadata *m, const char *key, double min, double max,
+                      double *out, struct failure *failure)
 {
-    const struct gguf_value *value = gguf_find(gguf, key);
+    const struct gguf_value *value = find(m, key);
 
     if (value && !gguf_to_f64(value, out))
-        return fail_with(failure, "%s is no number", key);
+        return fail_with(failure, "%s.%s is no number", m->architecture, key);
     if (!(*out > min && *out < max))
-        return fail_with(failure, "%s is %g, not between %g and %g", key, *out, min, max);
+        return fail_with(failure, "%s.%s is %g, not between %g and %g", m->architecture, key, *out,
+                         min, max);
     return true;
 }
 
-static bool check_architecture(const struct gguf *gguf, struct failure *failure)
+static bool read_architecture(const struct gguf *gguf, struct metadata *m, struct failure *failure)
 {
     struct gguf_text text;
-    const struct gguf_value *scaling = gguf_find(gguf, "llama.rope.scaling.type");
 
+    m->gguf = gguf;
     if (!gguf_to_text(gguf_find(gguf, "general.architecture"), &text))
         return fail_with(failure, "general.architecture is missing");
-    if (!gguf_text_is(text, "llama"))
-        return fail_with(failure, "the architecture is not \"llama\", the only one supported");
+    if (gguf_text_is(text, "llama"))
+        m->architecture = "llama";
+    else if (gguf_text_is(text, MODEL_VISION))
+        m->architecture = MODEL_VISION;
+    else
+        return fail_with(failure, "the architecture is not \"llama\" or \"" MODEL_VISION
+                                  "\", the only ones supported");
+    const struct gguf_value *scaling = find(m, "rope.scaling.type");
     if (scaling && !(gguf_to_text(scaling, &text) && gguf_text_is(text, "none")))
-        return fail_with(failure, "llama.rope.scaling.type: scaled rotations are not supported");
+        return fail_with(failure, "%s.rope.scaling.type: scaled rotations are not supported",
+                         m->architecture);
     return true;
 }
 
-static bool read_heads(const struct gguf *gguf, struct model_shape *s, struct failure *failure)
+/* How the pairs of a head lie and which coordinate turns them. */
+static bool read_rotation(const struct metadata *m, struct model_shape *s, struct failure *failure)
+{
+    const struct gguf_value *sections = find(m, "rope.dimension_sections");
+
+    s->rope_layout = KVC_ROPE_INTERLEAVED;
+    s->rope_axes = KVC_ROPE_AXES_ONE;
+    if (strcmp(m->architecture, MODEL_VISION) != 0)
+        return true;
+    s->rope_layout = KVC_ROPE_HALF_SPLIT;
+    s->rope_axes = KVC_ROPE_AXES_INTERLEAVED;
+    for (uint64_t i = 0; i < 3; i++) {
+        uint64_t n;
+        if (!sections || !gguf_element_u64(sections, i, &n) || n > KVC_MAX_HEAD_DIM)
+            return fail_with(failure, "%s.rope.dimension_sections is not three numbers",
+                             m->architecture);
+        s->rope_sections[i] = (int32_t)n;
+    }
+    return true;
+}
+
+static bool read_heads(const struct metadata *m, struct model_shape *s, struct failure *failure)
 {
     size_t head_dim_v;
 
-    if (!read_size(gguf, "llama.attention.head_count", 1024, &s->n_heads, failure))
+    if (!read_size(m, "attention.head_count", 1024, &s->n_heads, failure))
         return false;
     s->n_kv_heads = s->n_heads;
-    if (!read_optional(gguf, "llama.attention.head_count_kv", 1024, &s->n_kv_heads, failure))
+    if (!read_optional(m, "attention.head_count_kv", 1024, &s->n_kv_heads, failure))
         return false;
     if (s->n_heads % s->n_kv_heads != 0)
         return fail_with(failure, "%zu query heads are no multiple of %zu KV heads", s->n_heads,
                          s->n_kv_heads);
     s->head_dim = s->n_embd / s->n_heads;
-    if (!read_optional(gguf, "llama.attention.key_length", KVC_MAX_HEAD_DIM, &s->head_dim, failure))
+    if (!read_optional(m, "attention.key_length", KVC_MAX_HEAD_DIM, &s->head_dim, failure))
         return false;
     if (s->head_dim < 1 || s->head_dim > KVC_MAX_HEAD_DIM)
         return fail_with(failure, "a head size of %zu is not 1..%d", s->head_dim, KVC_MAX_HEAD_DIM);
     s->n_rot = s->head_dim;
     head_dim_v = s->head_dim;
-    if (!read_optional(gguf, "llama.attention.value_length", KVC_MAX_HEAD_DIM, &head_dim_v,
-                       failure) ||
-        !read_optional(gguf, "llama.rope.dimension_count", s->head_dim, &s->n_rot, failure))
+    if (!read_optional(m, "attention.value_length", KVC_MAX_HEAD_DIM, &head_dim_v, failure) ||
+        !read_optional(m, "rope.dimension_count", s->head_dim, &s->n_rot, failure))
         return false;
     if (head_dim_v != s->head_dim || s->n_rot % 2 != 0)
         return fail_with(failure, "heads of different sizes or odd rotations are not supported");
@@ -88,56 +130,22 @@ static bool read_heads(const struct gguf *gguf, struct model_shape *s, struct fa
 
 static bool read_shape(const struct gguf *gguf, struct model_shape *s, struct failure *failure)
 {
+    struct metadata metadata, *m = &metadata;
     double eps = NAN;
 
     s->rope_base = 10000.0;
-    if (!check_architecture(gguf, failure) ||
-        !read_size(gguf, "llama.block_count", 1024, &s->n_layers, failure) ||
-        !read_size(gguf, "llama.embedding_length", 1 << 16, &s->n_embd, failure) ||
-        !read_size(gguf, "llama.feed_forward_length", 1 << 18, &s->n_ff, failure) ||
-        !read_size(gguf, "llama.context_length", 1 << 26, &s->n_context, failure) ||
-        !read_heads(gguf, s, failure) ||
-        !read_real(gguf, "llama.attention.layer_norm_rms_epsilon", 0.0, 1.0, &eps, failure) ||
-        !read_real(gguf, "llama.rope.freq_base", 1.0, 1e12, &s->rope_base, failure))
+    if (!read_architecture(gguf, m, failure) ||
+        !read_size(m, "block_count", 1024, &s->n_layers, failure) ||
+        !read_size(m, "embedding_length", 1 << 16, &s->n_embd, failure) ||
+        !read_size(m, "feed_forward_length", 1 << 18, &s->n_ff, failure) ||
+        !read_size(m, "context_length", 1 << 26, &s->n_context, failure) ||
+        !read_heads(m, s, failure) ||
+        !read_real(m, "attention.layer_norm_rms_epsilon", 0.0, 1.0, &eps, failure) ||
+        !read_real(m, "rope.freq_base", 1.0, 1e12, &s->rope_base, failure) ||
+        !read_rotation(m, s, failure))
         return false;
     s->norm_eps = (float)eps;
     return true;
-}
-
-/* Takes tensors one by one; the floats go to the block if there is one, else they are only counted.
- */
-struct loader {
-    const struct gguf *gguf;
-    float *block;
-    size_t n_floats, n_tensors;
-    struct failure *failure;
-};
-
-/* A matrix of n_out rows of n_in numbers, or with n_out 1 a vector. */
-static float *take(struct loader *l, const char *name, size_t n_out, size_t n_in)
-{
-    const struct gguf_tensor *tensor = gguf_find_tensor(l->gguf, name);
-    float *floats = l->block ? l->block + l->n_floats : NULL;
-
-    if (!tensor) {
-        fail_with(l->failure, "tensor %s is missing", name);
-        return NULL;
-    }
-    if (tensor->dims[0] != n_in || tensor->dims[1] != n_out || tensor->dims[2] != 1 ||
-        tensor->dims[3] != 1) {
-        fail_with(l->failure, "tensor %s is not [%zu][%zu]", name, n_out, n_in);
-        return NULL;
-    }
-    if (floats)
-        tensor_rows(tensor, 0, n_out, floats);
-    l->n_floats += n_out * n_in;
-    l->n_tensors++;
-    return floats;
-}
-
-static bool has_all(const struct loader *l)
-{
-    return l->failure->text[0] == '\0';
 }
 
 static float *take_of_layer(struct loader *l, size_t layer, const char *part, size_t n_out,
@@ -145,10 +153,8 @@ static float *take_of_layer(struct loader *l, size_t layer, const char *part, si
 {
     char name[64];
 
-    if (!has_all(l))
-        return NULL;
     snprintf(name, sizeof(name), "blk.%zu.%s.weight", layer, part);
-    return take(l, name, n_out, n_in);
+    return loader_take(l, name, n_out, n_in);
 }
 
 static void take_layer(struct loader *l, const struct model_shape *s, size_t i,
@@ -167,24 +173,36 @@ static void take_layer(struct loader *l, const struct model_shape *s, size_t i,
     out->ffn_down = take_of_layer(l, i, "ffn_down", s->n_embd, s->n_ff);
 }
 
+/* Without those that belong to the other half of a vision-language model. */
+static size_t count_tensors(const struct gguf *gguf)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < gguf->n_tensors; i++) {
+        const struct gguf_text name = gguf->tensors[i].name;
+        n += !(name.size > 2 && memcmp(name.data, MODEL_VISION_TENSORS, 2) == 0);
+    }
+    return n;
+}
+
 static bool take_all(struct loader *l, struct model *m)
 {
     const struct model_shape *s = &m->shape;
 
     l->n_floats = l->n_tensors = 0;
     l->failure->text[0] = '\0';
-    m->embedding = take(l, "token_embd.weight", s->n_vocab, s->n_embd);
-    for (size_t i = 0; has_all(l) && i < s->n_layers; i++)
+    m->embedding = loader_take(l, "token_embd.weight", s->n_vocab, s->n_embd);
+    for (size_t i = 0; loader_has_all(l) && i < s->n_layers; i++)
         take_layer(l, s, i, &m->layers[i]);
-    if (has_all(l))
-        m->output_norm = take(l, "output_norm.weight", 1, s->n_embd);
+    m->output_norm = loader_take(l, "output_norm.weight", 1, s->n_embd);
     m->output = m->embedding;
-    if (has_all(l) && gguf_find_tensor(l->gguf, "output.weight"))
-        m->output = take(l, "output.weight", s->n_vocab, s->n_embd);
-    if (has_all(l) && l->n_tensors != l->gguf->n_tensors)
-        fail_with(l->failure, "the file has %zu tensors, but this architecture uses %zu",
-                  l->gguf->n_tensors, l->n_tensors);
-    return has_all(l);
+    if (loader_has_all(l) && gguf_find_tensor(l->gguf, "output.weight"))
+        m->output = loader_take(l, "output.weight", s->n_vocab, s->n_embd);
+    const size_t n_tensors = count_tensors(l->gguf);
+    if (loader_has_all(l) && l->n_tensors != n_tensors)
+        fail_with(l->failure, "the file has %zu tensors, but this architecture uses %zu", n_tensors,
+                  l->n_tensors);
+    return loader_has_all(l);
 }
 
 static bool read_vocabulary(const struct gguf *gguf, struct model *m, struct failure *failure)

@@ -1,21 +1,31 @@
-/* A decoder of the llama architecture: its shape and its weights as floats. */
+/* A decoder of the llama architecture, or that of the small vision-language model: its shape and
+ * its weights as floats. */
 #ifndef ENGINE_MODEL_H
 #define ENGINE_MODEL_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include <kvc/rope.h>
+
 #include "failure.h"
 #include "gguf.h"
+
+/* The other architecture, and how the names of its tensors begin that model_load() leaves alone. */
+#define MODEL_VISION         "tinyvlm"
+#define MODEL_VISION_TENSORS "v."
 
 struct model_shape {
     size_t n_layers, n_embd, n_ff, n_vocab;
     size_t n_heads, n_kv_heads; /* query heads a multiple of KV heads */
     size_t head_dim;            /* of K and V */
-    size_t n_rot;               /* elements of a head that are rotated, in pairs (2i, 2i + 1) */
+    size_t n_rot;               /* elements of a head that are rotated */
     size_t n_context;           /* what the model was trained for */
     float norm_eps;
     double rope_base;
+    kvc_rope_layout rope_layout;
+    kvc_rope_axes rope_axes;
+    int32_t rope_sections[3]; /* of the axes, if there are several */
 };
 
 /* Matrices are [outputs][inputs]. */

@@ -16,7 +16,10 @@ bool rotation_init(const struct model_shape *shape, const char *scaling, double 
         return fail_with(failure, "\"%.40s\" is no scaling; none, ntk and yarn are", scaling);
     kvc_rope_default(out);
     out->n_dims = (int32_t)shape->n_rot;
-    out->layout = KVC_ROPE_INTERLEAVED;
+    out->layout = shape->rope_layout;
+    out->axes = shape->rope_axes;
+    for (size_t axis = 0; axis < 3; axis++)
+        out->sections[axis] = shape->rope_sections[axis];
     out->base = shape->rope_base;
     out->scaling = scalings[i];
     out->original_context = (int32_t)shape->n_context;

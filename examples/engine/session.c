@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "file.h"
 
@@ -169,12 +168,4 @@ bool precision_parse(const char *format, const char *scale, kvc_precision *out,
     else if (strcmp(scale, "token") != 0)
         return fail_with(failure, "\"%.40s\" is no scale; token, head and channel are", scale);
     return true;
-}
-
-double seconds_now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }

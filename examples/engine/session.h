@@ -5,6 +5,7 @@
 #include <kvc/kvc.h>
 #include <kvc/pool.h>
 
+#include "clock.h"
 #include "failure.h"
 #include "forward.h"
 #include "model.h"
@@ -50,8 +51,5 @@ bool session_create_cache(const struct session *session, const struct cache_opti
 /* "f16", "int8" or "int4" and "token", "head" or "channel"; V takes token scales beside channel. */
 bool precision_parse(const char *format, const char *scale, kvc_precision *out,
                      struct failure *failure);
-
-/* Seconds that never run backwards. */
-double seconds_now(void);
 
 #endif
