@@ -28,6 +28,29 @@ static void lists_end_where_their_items_do(void **state)
     assert_false(args_next_item(&none, item, sizeof(item)));
 }
 
+static void pairs_take_two_values(void **state)
+{
+    const char *ask[2] = {NULL, NULL};
+    bool flag = false, help;
+    const struct arg args[] = {{"ask", ARG_PAIR, ask, "IMAGE QUESTION", "", 0, 0},
+                               {"flag", ARG_FLAG, &flag, "", "", 0, 0}};
+    char *whole[] = {"--ask", "a.png", "how many?", "--flag"};
+    char *joined[] = {"--ask=b.png", "--flag"}; /* dashes do not end a pair */
+    struct failure failure;
+
+    (void)state;
+    assert_false(args_parse(args, 2, 1, whole, &help, &failure));
+    assert_false(args_parse(args, 2, 2, whole, &help, &failure));
+    assert_null(ask[0]);
+    assert_true(args_parse(args, 2, 4, whole, &help, &failure));
+    assert_string_equal(ask[0], "a.png");
+    assert_string_equal(ask[1], "how many?");
+    assert_true(flag);
+    assert_true(args_parse(args, 2, 2, joined, &help, &failure));
+    assert_string_equal(ask[0], "b.png");
+    assert_string_equal(ask[1], "--flag");
+}
+
 /* The fastest pair stays, the slowest turns by the factor less. */
 static void scalings_stretch_the_context(void **state)
 {
@@ -111,6 +134,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lists_end_where_their_items_do),
+        cmocka_unit_test(pairs_take_two_values),
         cmocka_unit_test(scalings_stretch_the_context),
         cmocka_unit_test(policies_keep_their_share_of_the_rows),
         cmocka_unit_test(profiles_are_those_of_the_library),

@@ -140,6 +140,7 @@ static void refuses_absurd_models(void **state)
     REFUSES(left_out, "blk.0.attn_v.weight");
     REFUSES(left_out, "output_norm.weight");
     REFUSES(extra, "blk.0.attn_q.bias");
+    REFUSES(extra, "v.norm.weight"); /* only a vision model has a stem */
 #undef REFUSES
 }
 

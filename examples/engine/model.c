@@ -130,7 +130,7 @@ static bool read_heads(const struct metadata *m, struct model_shape *s, struct f
 
 static bool read_shape(const struct gguf *gguf, struct model_shape *s, struct failure *failure)
 {
-    struct metadata metadata, *m = &metadata;
+    struct metadata metadata = {.architecture = ""}, *m = &metadata;
     double eps = NAN;
 
     s->rope_base = 10000.0;
@@ -176,8 +176,12 @@ static void take_layer(struct loader *l, const struct model_shape *s, size_t i,
 /* Without those that belong to the other half of a vision-language model. */
 static size_t count_tensors(const struct gguf *gguf)
 {
+    const struct gguf_value *architecture = gguf_find(gguf, "general.architecture");
+    struct gguf_text text;
     size_t n = 0;
 
+    if (!gguf_to_text(architecture, &text) || !gguf_text_is(text, MODEL_VISION))
+        return gguf->n_tensors;
     for (size_t i = 0; i < gguf->n_tensors; i++) {
         const struct gguf_text name = gguf->tensors[i].name;
         n += !(name.size > 2 && memcmp(name.data, MODEL_VISION_TENSORS, 2) == 0);
