@@ -16,7 +16,8 @@ step()
 }
 
 step "packages"
-need_packages gcc libc6-dev cmake ninja-build pkg-config libopenblas-dev libpcre2-dev
+need_packages gcc libc6-dev cmake ninja-build pkg-config libopenblas-dev libpcre2-dev \
+    libpng-dev
 step "model and text"
 examples/fetch_models.sh
 step "build"
@@ -27,11 +28,15 @@ step "the model writes; all but the first 4 tokens and the open page of its cach
     --prompt "Why is the sky blue, and why is it red in the evening?"
 step "the formats compared: 2 chunks of 2048 tokens"
 "$engine" compare --model "$model" --file "$text" --kv f16,int8,int4 --chunks 2 --context 2048
+step "a small vision-language model answers 200 questions about pictures; its cache is pruned, coded and merged"
+"$engine" exam --model examples/vlm/model.gguf --experiments first --questions 200
 step "done; more to try"
 cat >&2 <<EOF
 $engine generate --model $model --chat --prompt "..."
 $engine compare --model $model --file $text --chunks 10 --imm
 $engine compare --model $model --file $text --chunks 1 --policy none,window:0.5,heavy:0.5
+$engine vqa --model examples/vlm/model.gguf --picture 7 --kind screen --profile balanced
+examples/vlm/run.sh                          # all experiments of docs/evaluation.md, with plots
 build/release/bin/kvc-bench attend
 build/release/bin/kvc-photos --extract tests/data/photos.kvx
 build/release/bin/kvc-plan --layers 32 --kv-heads 32 --head-dim 128 --budget 6GiB --at 12288

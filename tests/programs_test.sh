@@ -8,24 +8,6 @@ plan=$1/kvc-plan
 model=$2
 . "$(dirname "$0")/support/expect.sh"
 
-# json EXPRESSION: the output is one object d for which the Python expression holds.
-json()
-{
-    python3 -c "
-import json, math, sys
-d = json.load(open(sys.argv[1], encoding='utf-8'))
-assert $1, d" "$dir/out"
-}
-
-# json_value EXPRESSION: its value.
-json_value()
-{
-    python3 -c "
-import json, sys
-d = json.load(open(sys.argv[1], encoding='utf-8'))
-print($1)" "$dir/out"
-}
-
 seq 200 | sed 's/.*/the king went out of the city & came to the sea; day/' >"$dir/text.txt"
 
 for program in "$engine" "$bench" "$plan"; do

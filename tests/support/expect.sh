@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# expect.sh - for scripts that run programs: a folder of its own, and what a command must give.
+# expect.sh - for scripts that run programs: a folder of its own, what a command must give, and what its JSON says.
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
@@ -14,4 +14,22 @@ expect()
         cat "$dir/out" "$dir/err"
         exit 1
     fi
+}
+
+# json EXPRESSION: the output is one object d for which the Python expression holds.
+json()
+{
+    python3 -c "
+import json, math, sys
+d = json.load(open(sys.argv[1], encoding='utf-8'))
+assert $1, d" "$dir/out"
+}
+
+# json_value EXPRESSION: its value.
+json_value()
+{
+    python3 -c "
+import json, sys
+d = json.load(open(sys.argv[1], encoding='utf-8'))
+print($1)" "$dir/out"
 }
