@@ -37,6 +37,16 @@ static const struct line second_lines[] = {
     {"extreme", 0, HALL_MAIN, {.preset = "extreme", .full_quarters = true}},
 };
 
+/* How far it goes: all rows INT4, which takes no pages of a second kind. */
+static const struct line beyond_lines[] = {
+    {"f16", 0, HALL_MAIN, {0}},
+    {"prune30+int4", 0, HALL_MAIN, {.rate = 0.3f, INT4_TOKEN}},
+    {"prune30+int4+merge", 2, HALL_MAIN, {.rate = 0.3f, INT4_TOKEN, .rounds = 2}},
+    {"prune50+int4+merge", 2, HALL_MAIN, {.rate = 0.5f, INT4_TOKEN, .rounds = 2}},
+    {"prune65+int4+merge", 2, HALL_MAIN, {.rate = 0.65f, INT4_TOKEN, .rounds = 2}},
+    {"prune65+int4+merge", 3, HALL_MAIN, {.rate = 0.65f, INT4_TOKEN, .rounds = 3}},
+};
+
 static const struct line precision_lines[] = {
     {"f16", 0, HALL_MAIN, {0}},
     {"int8 token", 0, HALL_MAIN, {INT8_TOKEN}},
@@ -163,6 +173,7 @@ static const struct experiment {
 } experiments[] = {
     {"first", "first", LINES(first_lines), "f16", 0, true},
     {"second", "second", LINES(second_lines), "f16", 0, true},
+    {"beyond", "beyond", LINES(beyond_lines), "f16", 0, true},
     {"sweep", "sweep", NULL, 0, "f16", 0, false},
     {"merge1", "merge", LINES(merge_lines), "prune", 0, true},
     {"merge2", "merge", LINES(merge_lines), "prune", 1, true},
@@ -178,8 +189,8 @@ enum { N_EXPERIMENTS = sizeof(experiments) / sizeof(*experiments) };
 
 const char *experiment_names(void)
 {
-    return "first,second,sweep,merge,paired,precision,outliers,small,positions,dialogue,gate,turns,"
-           "pitfalls,tune";
+    return "first,second,beyond,sweep,merge,paired,precision,outliers,small,positions,dialogue,"
+           "gate,turns,pitfalls,tune";
 }
 
 static bool same_treatment(const struct treatment *a, const struct treatment *b)

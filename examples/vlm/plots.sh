@@ -159,23 +159,23 @@ draw_merge()
         done
     done
     size=1200,620 figure merge <<EOT
-set multiplot layout 1,2 title "Does merging keep what the next question needs? With and without the bias of merged rows\n\
-{/*0.85 n = $(questions merge1 bias) questions a point; bands: 95 % intervals. Pruning leaves as many rows: 576, 432, 324, 243}" font ",14"
+set multiplot layout 1,2 title "What does merging change? With and without the bias of merged rows, against pruning\n\
+{/*0.85 n = $(questions merge1 bias) questions a point. Pruning leaves as many rows: 432, 324, 243 of 576. Lower is better}" font ",14"
 set xlabel "rounds of merging, or as many rows pruned" offset 0,-1
 set bmargin 5
-set ylabel "questions answered right (%)"
-set xrange [-0.2:3.2]
-set xtics ("none\n576 rows" 0, "1\n432" 1, "2\n324" 2, "3\n243" 3)
-set yrange [0:100]
-set key inside bottom left
+set ylabel "mean KL of the first word to the whole cache (nats)"
+set xrange [0.8:3.2]
+set xtics ("1\n432 rows" 1, "2\n324" 2, "3\n243" 3)
+set logscale y
+set yrange [1e-5:3e-2]
+set format y "10^{%T}"
+set key inside bottom right
 do for [question = 1:2] {
     set title question == 1 ? "question 1: its words chose the pruned rows" : "question 2: about another part of the picture"
     at = sprintf("$data/merge%d_", question)
-    plot for [part = 1:3] at.word("bias no_bias prune", part) using 1:3:4 with filledcurves \
-            lc rgb word(blue." ".red." ".orange, part) notitle, \
-        at."bias" using 1:2 with linespoints lc rgb blue lw 3 pt 7 title "merge, with bias ln(size)", \
-        at."no_bias" using 1:2 with linespoints lc rgb red lw 3 pt 9 dt 2 title "merge, without bias", \
-        at."prune" using 1:2 with linespoints lc rgb orange lw 3 pt 5 title "prune by attention"
+    plot at."prune" using 1:(\$1 > 0 ? \$14 : NaN) with linespoints lc rgb orange lw 3 pt 5 ps 1.5 title "prune by attention", \
+        at."no_bias" using 1:(\$1 > 0 ? \$14 : NaN) with linespoints lc rgb red lw 3 pt 9 ps 1.5 dt 2 title "merge, without bias", \
+        at."bias" using 1:(\$1 > 0 ? \$14 : NaN) with linespoints lc rgb blue lw 3 pt 7 ps 1.5 title "merge, with bias ln(size)"
 }
 EOT
 }
@@ -201,11 +201,13 @@ set ytics out
 set grid xtics ytics lc rgb "#dddddd"
 set lmargin 32
 set xlabel "questions answered right (%)"
+set xtics 2
 set title "accuracy: what is lost"
 plot "$data/precision" using 2:1:3:4:ytic(7) with xerrorbars lc rgb blue lw 2 pt 7 ps 1.3
 set lmargin 4
 set format y ""
 set logscale x
+set xtics auto
 set format x "10^{%T}"
 set xlabel "mean KL of the first word to f16 (nats)"
 set title "KL: what moves before anything is lost"
@@ -255,9 +257,9 @@ draw_turns()
         pick turns "$name" >"$data/turns_${name// /_}"
     done
     size=1000,800 figure turns <<EOT
-set multiplot layout 2,1 title "Do errors of INT4 grow with the dialogue? One image, 24 questions in turn\n\
+set multiplot layout 2,1 title "Do errors of INT4 grow with the dialogue? One image, 12 questions in turn\n\
 {/*0.85 n = $(questions turns f16) dialogues; all read the right answers, so they differ in nothing but the cache; bands: 95 % intervals}" font ",14"
-set xrange [0.5:24.5]
+set xrange [0.5:12.5]
 set key spacing 2.3
 set xtics 2
 set lmargin 10
@@ -265,8 +267,8 @@ set rmargin 32
 set logscale y
 set format y "10^{%T}"
 set ylabel "mean KL to f16 (nats)"
-plot "$data/turns_int4_recent_0" using 1:14 with linespoints lc rgb red lw 2 pt 7 title "INT4", \
-    "$data/turns_int4_recent_256" using 1:14 with linespoints lc rgb blue lw 2 pt 5 title "INT4, newest 256\ntokens f16"
+plot "$data/turns_int4_recent_0" using 1:(\$1 > 0 ? \$14 : NaN) with linespoints lc rgb red lw 2 pt 7 title "INT4", \
+    "$data/turns_int4_recent_256" using 1:(\$1 > 0 ? \$14 : NaN) with linespoints lc rgb blue lw 2 pt 5 title "INT4, newest 256\ntokens f16"
 unset logscale y
 set format y "%g"
 set yrange [0:100]
@@ -377,7 +379,7 @@ plot "$data/pitfalls_pages" using (\$1 - 0.15):6:xtic(10) with boxes lc rgb blue
     "" using (\$1 - 0.15):6:(sprintf("%.0f%% right", \$2)) with labels offset 0,0.6 notitle
 unset y2tics
 unset y2label
-set title "5: KL of the last 8 of 24 turns"
+set title "5: KL of the last 8 of 12 turns"
 set ylabel "mean KL to f16 (nats)"
 unset key
 set xrange [0.4:2.6]
