@@ -21,9 +21,9 @@
  * visual tokens that was to go, as accuracy. "f16" ends with the last image that there is room for;
  * "f16 ample" and "f16 ample before" have a larger cache: what the model itself can do.
  *
- * "turns": one image and 12 questions in turn, about as many as the model was trained on; x is the
- * turn. "f16", "int4 recent 0" and "int4 recent 256": accuracy, and KL to f16 of the first word of
- * the answer.
+ * "turns": one image and 12 questions in turn, about as many as the model was trained on, or as
+ * there are different ones: n falls; x is the turn. "f16", "int4 recent 0" and "int4 recent 256":
+ * accuracy, and KL to f16 of the first word of the answer.
  *
  * "pitfalls": mistakes, each against what is right; x is the number of the pitfall in article 000,
  * section 6.2. The rows are described in dialogue_pitfalls.c.

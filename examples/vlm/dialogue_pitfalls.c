@@ -32,6 +32,7 @@ static const struct variant variants[] = {
     {"whole", 0, .format = KVC_F16, .block = 1},
     {"positions right", 1, .visual_rate = 0.5f, .format = KVC_F16, .block = 1},
     {"positions wrong", 1, .visual_rate = 0.5f, .format = KVC_F16, .block = 1, .counts_rows = true},
+    {"positions counted", 1, .format = KVC_F16, .block = 1, .counts_rows = true},
     {"pages right", 3, .row_rate = 0.5f, .format = KVC_INT8, .block = 1},
     {"pages wrong", 3, .row_rate = 0.5f, .format = KVC_INT8, .block = 1, .way = WAY_HOLES},
     {"pages blocks of 16", 3, .row_rate = 0.5f, .format = KVC_INT8, .block = 16},
@@ -66,7 +67,6 @@ static bool open_talk(const struct variant *v, struct reader *reader, struct tal
         params.sink_tokens = 0;
     if (!talk_open(reader, &params, out, failure))
         return false;
-    out->counts_rows = v->counts_rows;
     return true;
 }
 
@@ -133,6 +133,8 @@ static bool compress(const struct variant *v, struct talk *talk, const struct qu
         return false;
     const bool ok = v->way == WAY_HOLES ? make_holes(talk, &policy, failure)
                                         : talk_compress(talk, &policy, NULL, NULL, failure);
+    talk->counts_rows =
+        v->counts_rows; /* from here on: the same rows are left as where it is right */
     return ok && (v->last_alone || talk_take_back(talk, before, failure));
 }
 

@@ -12,7 +12,7 @@ enum turns_way { TURNS_F16, TURNS_INT4, TURNS_RECENT, N_WAYS };
 enum { RECENT_TOKENS = 256, MAX_TEXT = MAX_QUESTION + MAX_ANSWER };
 
 struct turns_step {
-    bool right;
+    bool asked, right;
     double kl; /* of the first word of the answer to that on the F16 cache */
 };
 
@@ -51,10 +51,12 @@ static bool take_turns(const struct turns_trial *trial, struct reader *reader, s
 {
     float whole[N_WORDS], logits[N_WORDS];
 
-    for (size_t t = 0; t < N_TURNS; t++)
+    for (size_t t = 0; t < n_questions;
+         t++) /* no more: a question that comes again is answered above */
         for (size_t w = 0; w < N_WAYS; w++) {
             struct turns_step *step = step_of(trial, d, t, w);
-            if (!talk_teach(&talks[w], &questions[t % n_questions], &step->right, logits, failure))
+            step->asked = true;
+            if (!talk_teach(&talks[w], &questions[t], &step->right, logits, failure))
                 return false;
             if (w == TURNS_F16)
                 memcpy(whole, logits, sizeof(whole));
@@ -92,12 +94,17 @@ static bool turns_job(void *arg, struct reader *reader, size_t d, struct failure
 static bool add_turn(const struct turns_trial *trial, const char *name, size_t turn, size_t way,
                      uint8_t *hits, double *kl)
 {
-    const size_t n = trial->run->options->n_dialogues;
+    size_t n = 0;
 
-    for (size_t d = 0; d < n; d++) {
-        hits[d] = step_of(trial, d, turn, way)->right;
-        kl[d] = step_of(trial, d, turn, way)->kl;
+    for (size_t d = 0; d < trial->run->options->n_dialogues; d++) {
+        const struct turns_step *step = step_of(trial, d, turn, way);
+        if (!step->asked)
+            continue;
+        hits[n] = step->right;
+        kl[n++] = step->kl;
     }
+    if (n == 0)
+        return true;
     struct row *row = dialogue_add(trial->run, "turns", name, (double)turn + 1.0, hits, n, false);
     if (!row)
         return false;

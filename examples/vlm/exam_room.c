@@ -362,6 +362,7 @@ static bool lose_bias(struct exam_room *room, struct subject *subject, struct fa
 
     const bool ok = room_copy_rows(room, from, room->cache, &subject->seqs[0], failure);
     kvc_seq_destroy(room->cache, from);
+    subject->outcome->rel_err = NAN; /* of what the policy did, bias and all */
     return ok;
 }
 

@@ -27,6 +27,12 @@ static size_t min_size(size_t a, size_t b)
     return a < b ? a : b;
 }
 
+/* HALL_LONG asks other questions than the rest. */
+static size_t first_other(const struct run *run)
+{
+    return (run->options->n + N_GROUPS - 1) / N_GROUPS * N_GROUPS;
+}
+
 static size_t n_items(const struct run *run, enum hall hall)
 {
     return hall == HALL_LONG ? LONG_FACTOR * run->options->n : run->options->n;
@@ -103,6 +109,7 @@ static bool sit(struct run *run, enum hall hall, const struct vlm *vlm, struct f
     void *scorer = NULL;
     char names[160];
     struct sitting sitting = {.room = {.vlm = vlm, .kernels = o->kernels, .exam = &exam},
+                              .first = hall == HALL_LONG ? first_other(run) : 0,
                               .n = n_items(run, hall),
                               .settings = plan->settings,
                               .n_settings = plan->n_settings};

@@ -7,9 +7,9 @@
 
 /* Where items are prepared once for all settings. */
 enum hall {
-    HALL_MAIN,     /* 24 x 24 patches */
-    HALL_LONG,     /* the same with LONG_FACTOR times as many questions, for small differences */
-    HALL_SMALL,    /* 16 x 16 patches */
+    HALL_MAIN,  /* 24 x 24 patches */
+    HALL_LONG,  /* the same with LONG_FACTOR times as many other questions, for small differences */
+    HALL_SMALL, /* 16 x 16 patches */
     HALL_OUTLIERS, /* as the main one, with outliers injected into the keys */
     HALL_SMOOTHED, /* the same, smoothed */
     N_HALLS

@@ -24,7 +24,8 @@ static bool sit_item(const struct sitting *sitting, struct exam_room *room, size
     for (size_t s = 0; s < sitting->n_settings; s++)
         if (sitting->settings[s].n_items == 0 || i < sitting->settings[s].n_items)
             tried[n++] = &sitting->settings[s];
-    if (!exam_room_enter(room, i, failure) || !exam_room_try(room, tried, n, tries, failure))
+    if (!exam_room_enter(room, sitting->first + i, failure) ||
+        !exam_room_try(room, tried, n, tries, failure))
         return false;
     exam_room_reference(room, &out[0]);
     for (size_t t = 0; t < n; t++)

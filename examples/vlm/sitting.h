@@ -6,7 +6,7 @@
 
 struct sitting {
     struct exam_room_params room;
-    size_t n; /* items 0 ... n - 1 */
+    size_t first, n; /* items first ... first + n - 1; first a multiple of N_GROUPS */
     const struct setting *settings;
     size_t n_settings;
     struct outcome *outcomes; /* [n][1 + n_settings]: the whole cache, then the settings */

@@ -199,8 +199,10 @@ static void print_answer(const struct vqa *v, const char *question, const struct
     text_of(a->words, a->n, text, sizeof(text));
     if (v->o->json)
         printf("{\"question\":\"%s\",\"answer\":\"%s\",\"likelihood\":%.4f,\"profile\":\"%s\","
-               "\"rows_before\":%lld,\"rows_after\":%lld,\"bytes_before\":%zu,\"bytes_after\":%zu",
-               question, text, a->likelihood, v->o->profile, (long long)a->rows_before,
+               "\"rate\":%.2f,\"rows_before\":%lld,\"rows_after\":%lld,\"bytes_before\":%zu,"
+               "\"bytes_after\":%zu",
+               question, text, a->likelihood, v->o->rate < 0 ? v->o->profile : "rate",
+               v->o->rate < 0 ? 0.0 : (double)v->o->rate / 100.0, (long long)a->rows_before,
                (long long)a->rows_after, a->bytes_before, a->bytes_after);
     else
         printf("%s  %s  (likelihood %.2f; %lld of %lld patches as rows", question, text,
@@ -376,6 +378,8 @@ int vqa_command(int argc, char **argv)
     }
     if (ok && !o.model)
         ok = fail_with(&failure, "--model is required");
+    if (ok && o.rate >= 0 && strcmp(o.profile, "none") != 0)
+        ok = fail_with(&failure, "--rate and --profile exclude each other");
     if (ok && (o.ask[0] != NULL) == (o.picture >= 0))
         ok = fail_with(&failure, "either --ask or --picture is required");
     if (!ok) {
