@@ -82,6 +82,7 @@ if [ -n "$docs" ]; then
     step "to $docs"
     mkdir -p docs/evaluation
     into docs/evaluation.json cat "$out/evaluation.json"
+    into docs/evaluation/results.csv cat "$out/results.csv"
     for figure in "$out"/*.png; do
         into "docs/evaluation/${figure##*/}" cat "$figure"
     done
