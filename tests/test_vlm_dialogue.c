@@ -18,7 +18,6 @@ enum {
     GRID = 16,
     CELLS = GRID * GRID,
     HALF = CELLS / 2,
-    N_PREFIX = 2,
     ROW_BYTES = N_LAYERS * N_KV * HEAD * 2 * 2,
     CODE_BYTES = ROW_BYTES / 2
 };

@@ -253,3 +253,12 @@ void model_free(struct model *model)
     free(model->layers);
     memset(model, 0, sizeof(*model));
 }
+
+void model_cache_params(const struct model_shape *shape, kvc_cache_params *out)
+{
+    kvc_cache_params_default(out);
+    out->n_layers = (int32_t)shape->n_layers;
+    out->n_heads = (int32_t)shape->n_heads;
+    out->n_kv_heads = (int32_t)shape->n_kv_heads;
+    out->head_dim_k = out->head_dim_v = (int32_t)shape->head_dim;
+}

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <kvc/cache.h>
 #include <kvc/rope.h>
 
 #include "failure.h"
@@ -52,5 +53,8 @@ struct model {
  * is refused. */
 bool model_load(const struct gguf *gguf, struct model *model, struct failure *failure);
 void model_free(struct model *model);
+
+/* The defaults of a cache for the model: its layers and heads. */
+void model_cache_params(const struct model_shape *shape, kvc_cache_params *out);
 
 #endif

@@ -117,14 +117,10 @@ static kvc_status more_room(kvc_cache_params *p)
 bool session_create_cache(const struct session *session, const struct cache_options *options,
                           kvc_cache **out, struct failure *failure)
 {
-    const struct model_shape *s = &session->model.shape;
     kvc_cache_params p;
 
-    kvc_cache_params_default(&p);
-    p.n_layers = (int32_t)s->n_layers;
-    p.n_heads = (int32_t)s->n_heads;
-    p.n_kv_heads = (int32_t)s->n_kv_heads;
-    p.head_dim_k = p.head_dim_v = (int32_t)(s->head_dim * (options->exact ? 2 : 1));
+    model_cache_params(&session->model.shape, &p);
+    p.head_dim_k = p.head_dim_v = p.head_dim_k * (options->exact ? 2 : 1);
     p.max_tokens = options->max_tokens;
     p.max_append = options->max_append;
     p.precision = options->precision;

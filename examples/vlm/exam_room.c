@@ -26,15 +26,10 @@ struct subject {
 
 static bool create_cache(struct exam_room *room, struct failure *failure)
 {
-    const struct model_shape *s = &room->p.vlm->model.shape;
     kvc_cache_params *p = &room->cache_params;
     const int32_t sequences = 2 + 2 * MAX_SUBJECTS + 2;
 
-    kvc_cache_params_default(p);
-    p->n_layers = (int32_t)s->n_layers;
-    p->n_heads = (int32_t)s->n_heads;
-    p->n_kv_heads = (int32_t)s->n_kv_heads;
-    p->head_dim_k = p->head_dim_v = (int32_t)s->head_dim;
+    model_cache_params(&room->p.vlm->model.shape, p);
     p->precision.k = p->precision.v = KVC_F16;
     p->max_sequences = sequences;
     p->max_tokens = sequences * MAX_ROWS;

@@ -118,14 +118,9 @@ static bool measure_picture(struct reader *reader, kvc_cache *cache, float *keys
 
 static bool create_cache(const struct reader *reader, kvc_cache **out, struct failure *failure)
 {
-    const struct model_shape *s = &reader->vlm->model.shape;
     kvc_cache_params p;
 
-    kvc_cache_params_default(&p);
-    p.n_layers = (int32_t)s->n_layers;
-    p.n_heads = (int32_t)s->n_heads;
-    p.n_kv_heads = (int32_t)s->n_kv_heads;
-    p.head_dim_k = p.head_dim_v = (int32_t)s->head_dim;
+    model_cache_params(&reader->vlm->model.shape, &p);
     p.max_tokens = p.max_append = p.max_hold_tokens = MAX_ROWS;
     p.precision.k = p.precision.v = KVC_F16;
     return (kvc_cache_full_budget(&p, &p.budget_bytes) == KVC_OK &&

@@ -4,11 +4,7 @@
 
 #include "exam_room.h"
 
-enum {
-    N_PREFIX = 2, /* BOS and IMAGE, which are sinks of the cache */
-    MAX_ROWS = N_PREFIX + MAX_CELLS + MAX_QUESTION + MAX_ANSWER,
-    PROBE_ROWS = 4 /* newest words of a question: those that look at the picture */
-};
+enum { MAX_ROWS = N_PREFIX + MAX_CELLS + MAX_QUESTION + MAX_ANSWER };
 
 struct exam_room {
     struct exam_room_params p;

@@ -13,7 +13,6 @@ enum {
     /* An image with the questions that may come before it is compressed. */
     HOLD_TOKENS = IMAGE_TOKENS + 6 * (MAX_QUESTION + MAX_ANSWER + 1),
     MAX_READ = 64, /* words of a call */
-    PROBE_ROWS = 4,
     N_TIMED = 32,  /* steps of a repeat */
     N_REPEATS = 15 /* odd: the median is one of them */
 };
@@ -21,7 +20,7 @@ enum {
 void talk_params_default(struct talk_params *out)
 {
     *out = (struct talk_params){.precision = {KVC_F16, KVC_F16, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
-                                .sink_tokens = 2,
+                                .sink_tokens = N_PREFIX,
                                 .max_tokens = 4096};
 }
 
@@ -40,14 +39,9 @@ static kvc_status ample_budget(const kvc_cache_params *params, size_t *bytes)
 static kvc_status create_cache(const struct reader *reader, const struct talk_params *params,
                                kvc_cache **out)
 {
-    const struct model_shape *s = &reader->vlm->model.shape;
     kvc_cache_params p;
 
-    kvc_cache_params_default(&p);
-    p.n_layers = (int32_t)s->n_layers;
-    p.n_heads = (int32_t)s->n_heads;
-    p.n_kv_heads = (int32_t)s->n_kv_heads;
-    p.head_dim_k = p.head_dim_v = (int32_t)s->head_dim;
+    model_cache_params(&reader->vlm->model.shape, &p);
     p.max_sequences = params->spare_bytes ? 1 : 2; /* the second one is for measuring time */
     p.max_tokens = p.max_sequences * params->max_tokens;
     p.max_append = HOLD_TOKENS;

@@ -10,6 +10,11 @@
 #include "picture.h"
 #include "stem.h"
 
+enum {
+    N_PREFIX = 2,  /* BOS and IMAGE before the first picture: sinks of the caches */
+    PROBE_ROWS = 4 /* newest words of a question: those that look at the picture */
+};
+
 /* Read-only once it is open: readers of several threads share it. */
 struct vlm {
     struct model model; /* the decoder */

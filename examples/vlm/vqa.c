@@ -11,7 +11,7 @@
 #include "question.h"
 #include "vlm.h"
 
-enum { PROBE_WORDS = 4, N_PREFIX = 2, MAX_ROWS = N_PREFIX + MAX_CELLS + 64, N_DRAWN = 8 };
+enum { MAX_ROWS = N_PREFIX + MAX_CELLS + 64, N_DRAWN = 8 };
 
 struct vqa_options {
     const char *model, *ask[2], *profile, *kind, *overlay, *kernels;
@@ -45,19 +45,14 @@ static bool check(kvc_status status, const char *what, struct failure *failure)
 
 static bool create_cache(struct vqa *v, struct failure *failure)
 {
-    const struct model_shape *s = &v->vlm.model.shape;
     kvc_cache_params p;
 
-    kvc_cache_params_default(&p);
-    p.n_layers = (int32_t)s->n_layers;
-    p.n_heads = (int32_t)s->n_heads;
-    p.n_kv_heads = (int32_t)s->n_kv_heads;
-    p.head_dim_k = p.head_dim_v = (int32_t)s->head_dim;
+    model_cache_params(&v->vlm.model.shape, &p);
     p.precision.k = p.precision.v = KVC_F16;
     p.max_sequences = 2;
     p.max_tokens = 4 * MAX_ROWS;
     p.max_append = p.max_hold_tokens = MAX_ROWS;
-    p.probe_rows = PROBE_WORDS;
+    p.probe_rows = PROBE_ROWS;
     p.recent_tokens = 0;
     p.sink_tokens = N_PREFIX;
     p.max_merge_tokens = MAX_CELLS;
