@@ -70,14 +70,16 @@ typedef enum kvc_dtype {
 typedef enum kvc_format {
     KVC_F16 = 0,  /**< IEEE half precision */
     KVC_INT8 = 1, /**< 8-bit codes and parameters */
-    KVC_INT4 = 2  /**< 4-bit codes and parameters */
+    KVC_INT4 = 2, /**< 4-bit codes and parameters */
+    KVC_INT6 = 3  /**< 6-bit codes and parameters: K of a cache, TOKEN only */
 } kvc_format;
 
 /** What shares one scale. docs/formats.md has the bytes. */
 typedef enum kvc_scale {
     KVC_SCALE_HEAD =
         0, /**< one float a block of tokens and head, from a window of tokens; symmetric */
-    KVC_SCALE_TOKEN = 1,   /**< one half a token and head; INT8 symmetric, INT4 signed-extreme */
+    KVC_SCALE_TOKEN = 1,   /**< one half a token and head; INT8 symmetric, INT4 and INT6
+                              signed-extreme */
     KVC_SCALE_CHANNEL = 2, /**< a half scale and a half minimum a block, head and channel */
     KVC_SCALE_LAYER = 3    /**< as HEAD, one float for all heads of a block; kvc_quantize() only */
 } kvc_scale;

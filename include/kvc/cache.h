@@ -50,6 +50,25 @@ typedef struct kvc_precision {
     kvc_scale v_scale; /**< HEAD or TOKEN; ignored for KVC_F16 */
 } kvc_precision;
 
+/**
+ * What a cache does to K, V and queries before it stores or multiplies them; bits. H is the
+ * orthonormal Walsh-Hadamard transform (docs/formats.md, section 4) of each run of channels of the
+ * largest power of two that divides the head size. Nothing of it shows outside: scores, outputs and
+ * log-sum-exps are those of the values that came, and rows are read back as they came.
+ *
+ *     K' = H((K - mean) / scale),   Q' = H(Q scale),   Q' K'^T = Q K^T - Q mean^T
+ *     V' = H V,   output = H output'
+ *
+ * Sources (docs/sources.md): rotation QuaRot; mean of K as in SageAttention; scale article 003.
+ */
+typedef enum kvc_transform_flag {
+    KVC_TRANSFORM_ROTATE_K = 1, /**< H of K and of the queries */
+    KVC_TRANSFORM_ROTATE_V = 2, /**< H of V */
+    KVC_TRANSFORM_K_ROTATED = 4 /**< K and queries come from the engine as H K and H Q, instead of
+                                   KVC_TRANSFORM_ROTATE_K; k_mean and k_scale are still those of K.
+                                   An engine that rotates V says nothing: its output is rotated */
+} kvc_transform_flag;
+
 /** Which attention masses are added up for each key. */
 typedef enum kvc_score_mode {
     KVC_SCORE_NONE = 0, /**< none; no memory is used */
@@ -89,8 +108,15 @@ typedef struct kvc_cache_params {
     int32_t max_merge_tokens; /**< most visual tokens of an image, left after pruning, that policies
                                  merge; larger images are not merged. Sizes their scratch (2 n^2
                                  bytes and more); default 0: none */
-    float score_decay; /**< 0 < decay <= 1: masses count by this factor less for each token that
-                          was announced since; default 1 */
+    float score_decay;    /**< 0 < decay <= 1: masses count by this factor less for each token that
+                             was announced since; default 1 */
+    uint32_t transform;   /**< kvc_transform_flag bits; default 0 */
+    int32_t online_pages; /**< 1..64: where k_mean and k_scale are NULL, both are measured once: on
+                             the first so many full pages of the first sequence that has them. Until
+                             then nothing is sealed, see kvc_cache_read_transform(); default 0 */
+    const float *k_mean;  /**< [n_layers][n_kv_heads][head_dim_k], finite, copied; NULL (default):
+                             zeros; see kvc_observation_calibrate() */
+    const float *k_scale; /**< the same, finite and > 0; NULL (default): ones */
 } kvc_cache_params;
 
 /** Kinds of tokens; policies treat them differently. */
@@ -185,7 +211,7 @@ typedef struct kvc_stats {
     size_t reserve_bytes;     /**< free part of the F16 pages that every sequence is sure of */
     size_t free_page_bytes;   /**< pool that holds no page, slab remainders included */
     size_t free_table_bytes;  /**< unused strips, entries and token tables */
-    size_t overhead_bytes;    /**< structures and alignment */
+    size_t overhead_bytes;    /**< structures, alignment and transforms */
     int64_t n_sequences;      /**< alive */
     int64_t n_tokens;         /**< announced, over all sequences */
     int64_t n_pages_f16;      /**< pages of one layer and head; a shared page counts once */
@@ -223,12 +249,36 @@ static inline void kvc_cache_params_default(kvc_cache_params *params)
 }
 
 /**
+ * Set how K and V are stored, by the name of a preset; docs/accuracy.md tells how each was chosen.
+ *
+ *     name      K                  V             transform
+ *     f16       F16                F16           none
+ *     int8      INT8 TOKEN         INT8 TOKEN    mean, scale, H of K and V
+ *     int4      INT4 TOKEN         INT4 TOKEN    the same
+ *     k6v4      INT6 TOKEN         INT4 TOKEN    the same
+ *     int4-raw  INT4 CHANNEL       INT4 TOKEN    none: for engines that cannot give Q to the cache
+ *
+ * Mean and scale come from k_mean and k_scale, or online_pages, which becomes 4, measures them.
+ *
+ * @param[in,out] params  precision, transform and online_pages are set, the rest stays.
+ * @param name            One of the names.
+ *
+ * @retval KVC_OK     Done.
+ * @retval KVC_E_ARG  A pointer is NULL, struct_size is too small, or the name is unknown. Nothing
+ *                    changed.
+ *
+ * Threads: any. Cost: constant.
+ */
+KVC_API kvc_status kvc_cache_params_preset(kvc_cache_params *params, const char *name);
+
+/**
  * The smallest budget that kvc_cache_create() accepts: tables, probe rows, scratch, sinks, one slab
  * for sealed pages, and for each of max_sequences the F16 pages that it may need at a time:
  *
  *     pages(recent_tokens + max_append), or pages(max_hold_tokens) if that is more, for each layer
  *     and KV head, with pages(n) = ceil((n + 63) / 64) + 1; all sequences together no more than
- *     max_tokens / 64 + 3 max_sequences
+ *     max_tokens / 64 + 3 max_sequences. With online_pages, recent_tokens counts at least
+ *     64 online_pages
  *
  * Each page size in use (precisions that differ, pages of moved rows) takes slabs of its own, of
  * the size of 16 F16 pages: sealed pages want some slabs beyond this minimum.
@@ -270,7 +320,8 @@ KVC_API kvc_status kvc_cache_full_budget(const kvc_cache_params *params, size_t 
  * @retval KVC_E_ARG          A pointer is NULL, a field is out of range (of on_full too), or
  *                            budget_bytes is below kvc_cache_min_budget().
  * @retval KVC_E_UNSUPPORTED  A head size above KVC_MAX_HEAD_DIM, KVC_SCALE_LAYER, KVC_SCALE_CHANNEL
- *                            for V, or on_full as in kvc_cache_compress().
+ *                            for V, KVC_INT6 for V or with another scale than TOKEN, or on_full as
+ *                            in kvc_cache_compress().
  * @retval KVC_E_NOMEM        The allocator returned NULL.
  *
  * Memory: one allocation of budget_bytes, aligned to 128. Cost: writes the tables, not the pages.
@@ -642,7 +693,23 @@ KVC_API int64_t kvc_seq_n_pages(const kvc_cache *cache, kvc_seq seq, int32_t lay
                                 int32_t kv_head);
 
 /**
- * Read a page as it is stored; docs/formats.md describes the bytes.
+ * What the cache subtracts from K and divides it by.
+ *
+ * @param cache           A cache.
+ * @param layer, kv_head  Which.
+ * @param[out] mean       [head_dim_k], or NULL; zeros where nothing is subtracted.
+ * @param[out] scale      [head_dim_k], or NULL; ones where nothing is divided.
+ * @param[out] is_ready   Whether they are in use; false while online_pages still waits for its
+ *                        pages: rows are then stored as they came.
+ *
+ * @retval KVC_OK     Done.
+ * @retval KVC_E_ARG  @p cache or @p is_ready is NULL, or an index is out of range.
+ */
+KVC_API kvc_status kvc_cache_read_transform(const kvc_cache *cache, int32_t layer, int32_t kv_head,
+                                            float *mean, float *scale, bool *is_ready);
+
+/**
+ * Read a page as it is stored, transformed; docs/formats.md describes the bytes.
  *
  * @param cache             A cache.
  * @param seq               A sequence.

@@ -14,5 +14,6 @@
 #include "quant.h"
 #include "rope.h"
 #include "score.h"
+#include "smooth.h"
 
 #endif

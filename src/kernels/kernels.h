@@ -98,6 +98,30 @@ typedef kvc_status kvc_store_rows_fn(const struct kvc_queue *queue, const struct
                                      uint16_t *dst, size_t dst_stride, size_t n_padded,
                                      struct kvc_store_counts *counts);
 
+/*
+ * Turns rows into the form that a cache stores, or back: in this order
+ *
+ *     x -= sub[c],  x *= mul[c],  H,  x *= mul_after[c],  x += add_after[c]
+ *
+ * each step with one rounding an element, those whose pointer is NULL left out. H is the
+ * Walsh-Hadamard transform of each run of `block` channels: for h = 1, 2, 4 ... block / 2 the pairs
+ * (a, b) at distance h become (a + b, a - b); then all times the float nearest 1 / sqrt(block).
+ * block is a power of two that divides d, at most KVC_MAX_HEAD_DIM; 1: no H. The same bits in every
+ * table.
+ */
+struct kvc_row_transform {
+    const float *sub, *mul;
+    uint32_t block;
+    const float *mul_after, *add_after;
+};
+
+/* dst[r][c] = transform(float(src[r][c])); columns n_cols ... n_padded - 1 become 0. dst rows are
+ * dst_stride >= n_padded apart; dst may be src where that is F32 of the same stride. The vectors of
+ * the transform have n_cols elements and may be read up to the next multiple of 16. */
+typedef kvc_status kvc_transform_rows_fn(const struct kvc_queue *queue, const struct kvc_rows *src,
+                                         const struct kvc_row_transform *transform, float *dst,
+                                         size_t dst_stride, size_t n_padded);
+
 /* dst[r][c] = float(src[r][c]); columns n_cols ... n_padded - 1 become 0. */
 typedef kvc_status kvc_load_rows_fn(const struct kvc_queue *queue, const struct kvc_rows *src,
                                     float *dst, size_t dst_stride, size_t n_padded);
@@ -155,8 +179,8 @@ struct kvc_attend_page {
 /*
  * Attention of n_rows query rows over at most KVC_TILE_PAGES pages:
  *
- *     s = scale * q . k, then softcap * tanh(s / softcap) if softcap > 0, then + bias of the row,
- *     over the rows in mask
+ *     s = scale * q . k + shift of the query row, then softcap * tanh(s / softcap) if softcap > 0,
+ *     then + bias of the row of the page, over the rows in mask
  *     m = max s, l = sum exp(s - m), o = sum exp(s - m) v
  *
  * Nothing seen: m = -inf, l = 0, o = 0. Rows outside a mask may hold anything, NaN too. The
@@ -168,8 +192,9 @@ struct kvc_attend_tile {
     uint32_t n_pages, n_rows;
     const float *q; /* [n_rows][stride], pads 0; stride is kvc_attend_stride(d_k) */
     float scale, softcap;
-    float *m, *l; /* [n_rows] */
-    float *o;     /* [n_rows][kvc_attend_stride(d_v)] */
+    const float *shift; /* [n_rows], or NULL: zeros */
+    float *m, *l;       /* [n_rows] */
+    float *o;           /* [n_rows][kvc_attend_stride(d_v)] */
     float *page_m,
         *page_l; /* NULL, or [n_pages][n_rows]: l of each page is relative to its page_m */
     float *work; /* kvc_attend_work_size() floats */
@@ -192,7 +217,8 @@ static inline size_t kvc_attend_work_size(size_t d_k)
 }
 
 /* mass[page][token] += sum over the tile's rows of exp(s - lse[row]); rows whose lse is not finite
- * add nothing. Only pages, q, scale, softcap and work of the tile are used. mass is [n_pages][64].
+ * add nothing. Only pages, q, scale, softcap, shift and work of the tile are used. mass is
+ * [n_pages][64].
  */
 typedef kvc_status kvc_mass_pages_fn(const struct kvc_queue *queue,
                                      const struct kvc_attend_tile *tile, const float *lse,
@@ -270,6 +296,7 @@ struct kvc_kernels {
     kvc_dequantize_rows_fn *dequantize_rows;
     kvc_store_rows_fn *store_rows;
     kvc_load_rows_fn *load_rows;
+    kvc_transform_rows_fn *transform_rows;
     kvc_seal_page_fn *seal_page;
     kvc_read_page_fn *read_page;
     kvc_move_rows_fn *move_rows;
@@ -301,6 +328,7 @@ kvc_dequantize_rows_fn kvc_dequantize_rows_ref, kvc_dequantize_rows_avx2,
     kvc_dequantize_rows_avx512;
 kvc_store_rows_fn kvc_store_rows_ref, kvc_store_rows_avx2, kvc_store_rows_avx512;
 kvc_load_rows_fn kvc_load_rows_ref, kvc_load_rows_avx2, kvc_load_rows_avx512;
+kvc_transform_rows_fn kvc_transform_rows_ref, kvc_transform_rows_avx2, kvc_transform_rows_avx512;
 kvc_seal_page_fn kvc_seal_page_ref, kvc_seal_page_avx2, kvc_seal_page_avx512;
 kvc_read_page_fn kvc_read_page_ref, kvc_read_page_avx2, kvc_read_page_avx512;
 kvc_move_rows_fn kvc_move_rows_ref;
