@@ -21,12 +21,18 @@ static const struct preset {
     const char *name;
     double prune_rate, heavy_share;
     int32_t merge_rounds;
-    kvc_format format;
+    kvc_format k, v;
+    kvc_scale k_scale;
 } presets[] = {
-    {"f16", 0.0, 0.0, 0, KVC_F16},       {"int8", 0.0, 0.0, 0, KVC_INT8},
-    {"int4", 0.0, 0.0, 0, KVC_INT4},     {"light", 0.15, 0.0, 0, KVC_F16},
-    {"balanced", 0.3, 0.0, 1, KVC_INT8}, {"aggressive", 0.5, 0.2, 2, KVC_INT4},
-    {"extreme", 0.65, 0.2, 3, KVC_INT4},
+    {"f16", 0.0, 0.0, 0, KVC_F16, KVC_F16, KVC_SCALE_TOKEN},
+    {"int8", 0.0, 0.0, 0, KVC_INT8, KVC_INT8, KVC_SCALE_TOKEN},
+    {"int4", 0.0, 0.0, 0, KVC_INT4, KVC_INT4, KVC_SCALE_TOKEN},
+    {"k6v4", 0.0, 0.0, 0, KVC_INT6, KVC_INT4, KVC_SCALE_TOKEN},
+    {"int4-raw", 0.0, 0.0, 0, KVC_INT4, KVC_INT4, KVC_SCALE_CHANNEL},
+    {"light", 0.15, 0.0, 0, KVC_F16, KVC_F16, KVC_SCALE_TOKEN},
+    {"balanced", 0.3, 0.0, 1, KVC_INT8, KVC_INT8, KVC_SCALE_TOKEN},
+    {"aggressive", 0.5, 0.2, 2, KVC_INT4, KVC_INT4, KVC_SCALE_TOKEN},
+    {"extreme", 0.65, 0.2, 3, KVC_INT4, KVC_INT4, KVC_SCALE_TOKEN},
 };
 
 void kvc_plan_profile_init(kvc_plan_profile *profile, size_t struct_size)
@@ -46,7 +52,9 @@ kvc_status kvc_plan_profile_preset(const char *name, kvc_plan_profile *profile)
         out.prune_rate = p->prune_rate;
         out.merge_rounds = p->merge_rounds;
         out.heavy_share = p->heavy_share;
-        out.k = out.v = p->format;
+        out.k = p->k;
+        out.v = p->v;
+        out.k_scale = p->k_scale;
         kvc_struct_write(profile, &out, sizeof(out));
         return KVC_OK;
     }
@@ -79,21 +87,26 @@ static kvc_status take_profile(const kvc_plan_profile *profile, kvc_plan_profile
         KVC_TRY(kvc_struct_read(out, sizeof(*out), profile, sizeof(*out)));
     KVC_CHECK(in_unit(out->visual_share) && in_unit(out->prune_rate) && out->prune_rate < 1.0 &&
                   out->merge_rounds >= 0 && out->merge_rounds <= 16 && in_unit(out->heavy_share) &&
-                  (unsigned)out->k <= KVC_INT4 && (unsigned)out->v <= KVC_INT4 &&
+                  (unsigned)out->k <= KVC_INT6 && (unsigned)out->v <= KVC_INT6 &&
                   (unsigned)out->k_scale <= KVC_SCALE_LAYER &&
                   (unsigned)out->v_scale <= KVC_SCALE_LAYER,
               KVC_E_ARG);
     KVC_CHECK((out->k == KVC_F16 || out->k_scale != KVC_SCALE_LAYER) &&
-                  (out->v == KVC_F16 || out->v_scale < KVC_SCALE_CHANNEL),
+                  (out->v == KVC_F16 || out->v_scale < KVC_SCALE_CHANNEL) &&
+                  (out->k != KVC_INT6 || out->k_scale == KVC_SCALE_TOKEN) && out->v != KVC_INT6,
               KVC_E_UNSUPPORTED);
     return KVC_OK;
+}
+
+static int32_t code_bits(kvc_format format)
+{
+    return format == KVC_INT8 ? 8 : format == KVC_INT6 ? 6 : 4;
 }
 
 /* Bytes of a row of one head. */
 static double row_bytes(int32_t d, kvc_format format, kvc_scale scale)
 {
-    const int32_t nibbles = (d + 1) / 2;
-    const double codes = format == KVC_INT8 ? d : nibbles;
+    const double codes = (d * code_bits(format) + 7) / 8;
 
     if (format == KVC_F16)
         return 2.0 * d;

@@ -115,16 +115,16 @@ seven="--layers 32 --kv-heads 32 --head-dim 128"
 # shellcheck disable=SC2086
 expect 0 "$plan" $seven --budget 6GiB --json
 json "d['budget_bytes'] == 6 << 30 and [r['profile'] for r in d['rows']] == \
-['f16', 'int8', 'int4', 'light', 'balanced', 'aggressive', 'extreme']"
+['f16', 'int8', 'int4', 'k6v4', 'int4-raw', 'light', 'balanced', 'aggressive', 'extreme']"
 json "all(set(r) == {'profile', 'bytes_per_token', 'tokens', 'cache_bytes'} for r in d['rows'])"
 json "d['rows'][0]['bytes_per_token'] == 524288 and d['rows'][0]['tokens'] == 12288"
-json "[r['tokens'] for r in d['rows']] == [12288, 24197, 47662, 14456, 46091, 107546, 204850]"
+json "[r['tokens'] for r in d['rows']] == [12288, 24197, 47662, 38362, 45590, 14456, 46091, 107546, 204850]"
 # shellcheck disable=SC2086
 expect 0 "$plan" $seven --memory 16GiB --params 7e9 --weight-bits 4 --overhead 1GiB --json
 json "d['budget_bytes'] == (15 << 30) - 3500000000"
 expect 0 "$plan" --model "$model" --budget 1.5GB --visual-share 0 --json
 json "d['budget_bytes'] == 1500000000 and d['rows'][0]['bytes_per_token'] == 30 * 3 * 64 * 2 * 2"
-json "d['rows'][3] == {**d['rows'][0], 'profile': 'light'}"
+json "d['rows'][5] == {**d['rows'][0], 'profile': 'light'}"
 expect 0 "$plan" --model "$model" --memory 1GiB --json
 json "9e8 < d['budget_bytes'] < 1e9"
 expect 1 "$plan" --model "$dir/text.txt" --budget 1GiB

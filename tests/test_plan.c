@@ -71,12 +71,18 @@ static void presets_are_those_of_the_table_of_profiles(void **state)
         double prune_rate, heavy_share;
         double bytes; /* 32 layers of 32 heads of 128 */
         int32_t merge_rounds;
-        kvc_format format;
+        kvc_format k, v;
+        kvc_scale k_scale;
     } want[] = {
-        {"f16", 0.0, 0.0, 524288, 0, KVC_F16},        {"int8", 0.0, 0.0, 266240, 0, KVC_INT8},
-        {"int4", 0.0, 0.0, 135168, 0, KVC_INT4},      {"light", 0.15, 0.0, 445644.8, 0, KVC_F16},
-        {"balanced", 0.30, 0.0, 139776, 1, KVC_INT8}, {"aggressive", 0.50, 0.2, 59904, 2, KVC_INT4},
-        {"extreme", 0.65, 0.2, 31449.6, 3, KVC_INT4},
+        {"f16", 0.0, 0.0, 524288, 0, KVC_F16, KVC_F16, KVC_SCALE_TOKEN},
+        {"int8", 0.0, 0.0, 266240, 0, KVC_INT8, KVC_INT8, KVC_SCALE_TOKEN},
+        {"int4", 0.0, 0.0, 135168, 0, KVC_INT4, KVC_INT4, KVC_SCALE_TOKEN},
+        {"k6v4", 0.0, 0.0, 167936, 0, KVC_INT6, KVC_INT4, KVC_SCALE_TOKEN},
+        {"int4-raw", 0.0, 0.0, 141312, 0, KVC_INT4, KVC_INT4, KVC_SCALE_CHANNEL},
+        {"light", 0.15, 0.0, 445644.8, 0, KVC_F16, KVC_F16, KVC_SCALE_TOKEN},
+        {"balanced", 0.30, 0.0, 139776, 1, KVC_INT8, KVC_INT8, KVC_SCALE_TOKEN},
+        {"aggressive", 0.50, 0.2, 59904, 2, KVC_INT4, KVC_INT4, KVC_SCALE_TOKEN},
+        {"extreme", 0.65, 0.2, 31449.6, 3, KVC_INT4, KVC_INT4, KVC_SCALE_TOKEN},
     };
 
     (void)state;
@@ -87,8 +93,8 @@ static void presets_are_those_of_the_table_of_profiles(void **state)
         assert_true(p.visual_share == 1.0 && p.prune_rate == want[i].prune_rate &&
                     p.heavy_share == want[i].heavy_share);
         assert_int_equal(p.merge_rounds, want[i].merge_rounds);
-        assert_true(p.k == want[i].format && p.v == want[i].format);
-        assert_true(p.k_scale == KVC_SCALE_TOKEN && p.v_scale == KVC_SCALE_TOKEN);
+        assert_true(p.k == want[i].k && p.v == want[i].v);
+        assert_true(p.k_scale == want[i].k_scale && p.v_scale == KVC_SCALE_TOKEN);
         assert_true(fabs(bytes_of(&article, &p) - want[i].bytes) < 1e-6);
     }
 }

@@ -9,8 +9,8 @@
 
 enum { DONE = 0, FAILED = 1, USAGE = 2 };
 
-static const char *const names[] = {"f16",      "int8",       "int4",   "light",
-                                    "balanced", "aggressive", "extreme"};
+static const char *const names[] = {"f16",   "int8",     "int4",       "k6v4",   "int4-raw",
+                                    "light", "balanced", "aggressive", "extreme"};
 
 enum { N_PROFILES = sizeof(names) / sizeof(*names) };
 
@@ -216,7 +216,7 @@ static void print_notes(const struct options *o, const struct plan *plan)
     bool above = false;
 
     printf("\nRows only, on average: codes and parameters. Heavy: rows that stay F16.\n"
-           "Rest: format of the other rows.%s\n",
+           "Rest: format of the other rows of K.%s\n",
            o->visual_share == 1.0 ? " Text is not pruned: see --visual-share." : "");
     if (o->at == 0)
         return;
@@ -231,7 +231,7 @@ static void print_notes(const struct options *o, const struct plan *plan)
 
 static void print_table(const struct options *o, const struct plan *plan)
 {
-    static const char *const formats[] = {"F16", "INT8", "INT4"};
+    static const char *const formats[] = {"F16", "INT8", "INT4", "INT6"};
     const kvc_plan_model *m = &plan->model;
     char size[32];
 

@@ -25,7 +25,7 @@ static kvc_cache_params params_of(const kvc_plan_model *model, const kvc_plan_pr
     p.max_append = CHUNK;
     p.probe_rows = 0;
     p.max_merge_tokens = profile->merge_rounds > 0 ? PLAN_IMAGE_TOKENS : 0;
-    p.precision = (kvc_precision){profile->k, profile->v, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN};
+    p.precision = (kvc_precision){profile->k, profile->v, profile->k_scale, profile->v_scale};
     return p;
 }
 

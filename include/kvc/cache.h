@@ -116,7 +116,7 @@ typedef struct kvc_cache_params {
                              then nothing is sealed, see kvc_cache_read_transform(); default 0 */
     const float *k_mean;  /**< [n_layers][n_kv_heads][head_dim_k], finite, copied; NULL (default):
                              zeros; see kvc_observation_calibrate() */
-    const float *k_scale; /**< the same, finite and > 0; NULL (default): ones */
+    const float *k_scale; /**< the same, > 0, finite as its inverse; NULL (default): ones */
 } kvc_cache_params;
 
 /** Kinds of tokens; policies treat them differently. */
@@ -608,7 +608,8 @@ KVC_API kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_a
  * Rows of pages with TOKEN scales (and F16) that removals left with holes, or truncations short,
  * are moved together, bit for bit, where that saves memory; pages that other sequences share stay.
  * With recent_tokens 0 each call may leave a short page, which takes the room of a full one: it is
- * meant for the end of a prompt, not for each token.
+ * meant for the end of a prompt, not for each token. With online_pages that still wait, mean and
+ * scale are measured on the pages that the sequence has by now, also if that fails.
  *
  * With a policy (policy.h) it also prunes and merges. Pruned rows of pages that are sealed already
  * become holes, and pages with HEAD or CHANNEL scales keep them until they are empty. What this
@@ -664,7 +665,9 @@ KVC_API kvc_status kvc_seq_read_tokens(const kvc_cache *cache, kvc_seq seq, int6
                                        kvc_token *tokens);
 
 /**
- * Read the rows of one layer and KV head as attention sees them, in ascending ordinals.
+ * Read the rows of one layer and KV head, in ascending ordinals: what attention makes of them, with
+ * transforms undone. F16 rows are what was appended, to one rounding of a half, or to a few of them
+ * with transforms.
  *
  * @param cache           A cache.
  * @param seq             A sequence; only rows that have been appended are read.

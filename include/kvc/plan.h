@@ -55,12 +55,14 @@ static inline void kvc_plan_profile_default(kvc_plan_profile *profile)
 }
 
 /**
- * A profile by its name. All scales are TOKEN, visual_share is 1.
+ * A profile by its name. All scales are TOKEN but that of K in int4-raw, visual_share is 1.
  *
  *     name         pruned   rounds   rows that are left
  *     f16          0        0        F16
  *     int8         0        0        INT8
  *     int4         0        0        INT4
+ *     k6v4         0        0        K INT6, V INT4
+ *     int4-raw     0        0        INT4, K with CHANNEL scales
  *     light        0.15     0        F16
  *     balanced     0.30     1        INT8
  *     aggressive   0.50     2        heavy hitters (0.2) F16, others INT4

@@ -29,13 +29,14 @@ static size_t up16(size_t n)
 size_t kvc_attend_lane_floats(const kvc_cache_params *p)
 {
     const size_t d_k = (size_t)p->head_dim_k, d_v = (size_t)p->head_dim_v;
-    return KVC_TILE_ROWS * (kvc_attend_stride(d_k) + 2 * kvc_attend_stride(d_v) + 5) +
+    return KVC_TILE_ROWS * (kvc_attend_stride(d_k) + 2 * kvc_attend_stride(d_v) + 6) +
            up16(kvc_attend_work_size(d_k)) + (size_t)KVC_TILE_PAGES * KVC_PAGE_ROWS;
 }
 
 /* Scratch of one task at a time. */
 struct lane {
-    float *q, *work, *mass, *lse;
+    float *q, *work, *mass, *lse, *shift_room;
+    const float *shift; /* of the logits of a tile, or NULL */
     struct kvc_attend_part sum, part;
 };
 
@@ -62,6 +63,8 @@ static struct lane lane_at(const kvc_cache *cache, size_t i)
     lane.part.m = take(&at, KVC_TILE_ROWS);
     lane.part.l = take(&at, KVC_TILE_ROWS);
     lane.lse = take(&at, KVC_TILE_ROWS);
+    lane.shift_room = take(&at, KVC_TILE_ROWS);
+    lane.shift = NULL;
     return lane;
 }
 
@@ -131,15 +134,20 @@ static struct kvc_rows head_rows(const kvc_view *view, const struct stretch *s)
     return rows;
 }
 
-static void load_q(const kvc_cache *cache, const struct tile *tile, float *q)
+static void load_q(const struct call *call, const struct tile *tile, struct lane *lane)
 {
+    const kvc_cache *cache = call->cache;
     const size_t stride = kvc_attend_stride((size_t)cache->params.head_dim_k);
+    const int32_t pair = kvc_pair(cache, call->layer, tile->kv_head);
+    float *q = lane->q;
     for (int32_t r = 0; r < tile->n_rows;) {
         const struct stretch s = stretch_at(cache, tile, r);
         const struct kvc_rows rows = head_rows(tile->info->item->q, &s);
         cache->ctx->k->load_rows(&cache->ctx->queue, &rows, q + (size_t)r * stride, stride, stride);
         r += s.n;
     }
+    lane->shift = kvc_transform_queries(cache, pair, q, (size_t)tile->n_rows, call->options.scale,
+                                        lane->shift_room);
 }
 
 /* Writes the output of a tile; lse holds room for its rows. */
@@ -148,6 +156,7 @@ static void finish(const kvc_cache *cache, const struct tile *tile,
 {
     const size_t d_v = (size_t)cache->params.head_dim_v, stride = kvc_attend_stride(d_v);
     const kvc_attend_item *item = tile->info->item;
+    kvc_restore_outputs(cache, sum->o, (size_t)tile->n_rows);
     for (int32_t r = 0; r < tile->n_rows;) {
         const struct stretch s = stretch_at(cache, tile, r);
         const struct kvc_attend_part part = {sum->m + r, sum->l + r, sum->o + (size_t)r * stride};
@@ -242,6 +251,7 @@ static struct kvc_attend_tile kernel_tile(const struct call *call, const struct 
         .q = lane->q,
         .scale = call->options.scale,
         .softcap = call->options.softcap,
+        .shift = lane->shift,
         .m = to->m,
         .l = to->l,
         .o = to->o,
@@ -321,7 +331,7 @@ static void score_tile(const struct call *call, const struct tile *tile, const s
 /* A tile over all blocks, one after the other. */
 static void attend_tile(const struct call *call, const struct tile *tile, struct lane *lane)
 {
-    load_q(call->cache, tile, lane->q);
+    load_q(call, tile, lane);
     attend_block(call, tile, lane, 0, &lane->sum, NULL);
     for (int32_t i = 1; i < tile->info->n_blocks; i++) {
         attend_block(call, tile, lane, i, &lane->part, NULL);
@@ -375,7 +385,7 @@ static void run_unit(const struct call *call, struct lane *lane, size_t unit)
     }
     const size_t part = info->first_part + (size_t)block, row = part_row(cache, &tile);
     const struct kvc_attend_part to = part_at(cache, part, row);
-    load_q(cache, &tile, lane->q);
+    load_q(call, &tile, lane);
     attend_block(call, &tile, lane, block, &to,
                  call->score_pages ? part_pages(cache, part, row) : NULL);
 }
@@ -581,6 +591,8 @@ kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_attend_it
         call.score_passes = !call.score_pages;
     }
     plan(&call, items, n_items);
+    for (size_t i = 0; i < call.n_items && !cache->transform.ready; i++)
+        kvc_transform_watch(cache, layer, cache->infos[i].seq, cache->infos[i].item->q);
     call.n_lanes = call.n_units < KVC_LANES ? call.n_units : KVC_LANES;
     kvc_ctx_parallel(cache->ctx, call.n_lanes, run_lane, &call);
     if (call.n_parts > 0)

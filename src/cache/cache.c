@@ -25,6 +25,38 @@ void kvc_cache_params_init(kvc_cache_params *params, size_t struct_size)
     kvc_struct_init(params, struct_size, &defaults, sizeof(defaults));
 }
 
+/* What a preset sets. */
+struct preset {
+    const char *name;
+    kvc_precision precision;
+    bool transforms;
+};
+
+static const struct preset presets[] = {
+    {"f16", {KVC_F16, KVC_F16, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN}, false},
+    {"int8", {KVC_INT8, KVC_INT8, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN}, true},
+    {"int4", {KVC_INT4, KVC_INT4, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN}, true},
+    {"k6v4", {KVC_INT6, KVC_INT4, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN}, true},
+    {"int4-raw", {KVC_INT4, KVC_INT4, KVC_SCALE_CHANNEL, KVC_SCALE_TOKEN}, false},
+};
+
+kvc_status kvc_cache_params_preset(kvc_cache_params *params, const char *name)
+{
+    const size_t end = offsetof(kvc_cache_params, online_pages) + sizeof(params->online_pages);
+    KVC_CHECK(params && name && params->struct_size >= end, KVC_E_ARG);
+    for (size_t i = 0; i < sizeof(presets) / sizeof(*presets); i++) {
+        const struct preset *preset = &presets[i];
+        if (strcmp(preset->name, name) != 0)
+            continue;
+        params->precision = preset->precision;
+        params->transform =
+            preset->transforms ? KVC_TRANSFORM_ROTATE_K | KVC_TRANSFORM_ROTATE_V : 0;
+        params->online_pages = preset->transforms ? 4 : 0;
+        return KVC_OK;
+    }
+    return KVC_E_ARG;
+}
+
 static bool in_range(int32_t x, int32_t low, int32_t high)
 {
     return x >= low && x <= high;
@@ -32,14 +64,15 @@ static bool in_range(int32_t x, int32_t low, int32_t high)
 
 kvc_status kvc_precision_check(const kvc_precision *p)
 {
-    KVC_CHECK((unsigned)p->k <= KVC_INT4 && (unsigned)p->v <= KVC_INT4, KVC_E_ARG);
+    KVC_CHECK((unsigned)p->k <= KVC_INT6 && (unsigned)p->v <= KVC_INT6, KVC_E_ARG);
     if (p->k != KVC_F16) {
         KVC_CHECK((unsigned)p->k_scale <= KVC_SCALE_LAYER, KVC_E_ARG);
         KVC_CHECK(p->k_scale != KVC_SCALE_LAYER, KVC_E_UNSUPPORTED);
+        KVC_CHECK(p->k != KVC_INT6 || p->k_scale == KVC_SCALE_TOKEN, KVC_E_UNSUPPORTED);
     }
     if (p->v != KVC_F16) {
         KVC_CHECK((unsigned)p->v_scale <= KVC_SCALE_LAYER, KVC_E_ARG);
-        KVC_CHECK(p->v_scale <= KVC_SCALE_TOKEN, KVC_E_UNSUPPORTED);
+        KVC_CHECK(p->v_scale <= KVC_SCALE_TOKEN && p->v != KVC_INT6, KVC_E_UNSUPPORTED);
     }
     return KVC_OK;
 }
@@ -65,7 +98,8 @@ static kvc_status check_params(const kvc_cache_params *p)
         KVC_E_ARG);
     KVC_CHECK(p->head_dim_k <= KVC_MAX_HEAD_DIM && p->head_dim_v <= KVC_MAX_HEAD_DIM,
               KVC_E_UNSUPPORTED);
-    return kvc_precision_check(&p->precision);
+    KVC_TRY(kvc_precision_check(&p->precision));
+    return kvc_transform_check(p);
 }
 
 /* The parameters of a caller, checked. */
@@ -82,10 +116,15 @@ static kvc_status take_params(const kvc_cache_params *params, kvc_cache_params *
     return KVC_OK;
 }
 
-/* A number for each precision: 0 is F16, then INT8 and INT4 in each of their scales. */
+/* A number for each precision: 0 is F16, then INT8 and INT4 in each of their scales, then INT6 in
+ * its one scale. */
 static uint8_t side_tag(kvc_format format, kvc_scale scale, int n_scales)
 {
-    return (uint8_t)(format == KVC_F16 ? 0 : 1 + ((int)format - 1) * n_scales + (int)scale);
+    switch (format) {
+    case KVC_F16: return 0;
+    case KVC_INT6: return (uint8_t)(1 + 2 * n_scales);
+    default: return (uint8_t)(1 + ((int)format - 1) * n_scales + (int)scale);
+    }
 }
 
 uint8_t kvc_precision_tag(const kvc_precision *p)
@@ -96,7 +135,9 @@ uint8_t kvc_precision_tag(const kvc_precision *p)
 static void side_of_tag(int tag, int n_scales, uint8_t *format, uint8_t *scale)
 {
     *format = (uint8_t)(tag == 0 ? KVC_F16 : 1 + (tag - 1) / n_scales);
-    *scale = (uint8_t)(tag == 0 ? KVC_SCALE_HEAD : (tag - 1) % n_scales);
+    *scale = (uint8_t)(tag == 0              ? KVC_SCALE_HEAD
+                       : *format == KVC_INT6 ? KVC_SCALE_TOKEN
+                                             : (tag - 1) % n_scales);
 }
 
 static void make_layouts(struct kvc_page_layout *layouts, const kvc_cache_params *p)
@@ -129,12 +170,14 @@ static size_t pages_of(int32_t n_tokens)
     return ((size_t)n_tokens + (size_t)2 * KVC_PAGE_TOKENS - 2) / KVC_PAGE_TOKENS + 1;
 }
 
-/* Unsealed pages of one sequence in one layer and head, at most: the recent window, what is left of
- * the page before it, the largest append, a short page after a truncation; and the same for a hold.
- */
+/* Unsealed pages of one sequence in one layer and head, at most: the recent window, or what waits
+ * for a transform, what is left of the page before it, the largest append, a short page after a
+ * truncation; and the same for a hold. */
 static size_t open_pages(const kvc_cache_params *p)
 {
-    const size_t pages = pages_of(p->recent_tokens + p->max_append);
+    const int32_t waiting = kvc_transform_waiting_tokens(p);
+    const int32_t recent = p->recent_tokens > waiting ? p->recent_tokens : waiting;
+    const size_t pages = pages_of(recent + p->max_append);
     const size_t held = p->max_hold_tokens ? pages_of(p->max_hold_tokens) : 0;
     return held > pages ? held : pages;
 }
@@ -201,6 +244,8 @@ static void carve(kvc_cache *cache, struct kvc_arena *arena)
     cache->slabs = kvc_arena_take(arena, cache->n_slabs, sizeof(struct kvc_slab), 64);
     cache->pages =
         kvc_arena_take(arena, cache->n_slabs, cache->max_per_slab * sizeof(struct kvc_page), 64);
+
+    kvc_transform_carve(cache, arena);
 
     size_t start = arena->used;
     cache->probes = kvc_arena_take(arena, probe_rows * (size_t)p->n_heads,
@@ -350,6 +395,7 @@ kvc_status kvc_cache_create(kvc_ctx *ctx, const kvc_cache_params *params, kvc_ca
         KVC_CHECK(kvc_policy_check(cache, p.on_full, true, &cache->on_full) == KVC_OK, KVC_E_ARG);
     }
     memset(cache->tags, kvc_precision_tag(&p.precision), (size_t)cache->n_pairs);
+    kvc_transform_start(cache);
     kvc_pages_init(cache, reserved_pages(cache));
     cache->n_free_columns = cache->n_columns;
     for (int32_t i = 0; i < cache->n_columns; i++)

@@ -221,6 +221,7 @@ kvc_status kvc_cache_compress(kvc_cache *cache, kvc_seq seq, const kvc_policy *p
                               .sealed_before = cache->n_sealed_total};
     const int64_t hold_from = s->hold_from;
     kvc_status status;
+    kvc_transform_freeze(cache, s, true);
     report_before(cache, s, report);
     s->hold_from = -1;
     if (policy) {

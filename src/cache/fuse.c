@@ -147,9 +147,11 @@ static void load_lane(void *arg, size_t lane)
     const struct loading *l = arg;
     const struct kvc_fuse_room *room = l->c->cache->fuse_room;
     const size_t stride = kvc_attend_stride((size_t)l->c->cache->params.head_dim_k);
-    for (size_t m = lane; m < l->n; m += l->n_lanes)
-        kvc_load_row(l->c, l->pair, room->index[m], room->keys + m * stride, NULL,
-                     l->c->cache->build_lanes[lane].rows);
+    for (size_t m = lane; m < l->n; m += l->n_lanes) {
+        float *key = room->keys + m * stride;
+        kvc_load_row(l->c, l->pair, room->index[m], key, NULL, l->c->cache->build_lanes[lane].rows);
+        kvc_restore_rows(l->c->cache, l->pair, key, stride, NULL, 0, 1); /* a mean hides cosines */
+    }
 }
 
 /* The gone row's tokens join the chain of the one that stays; all weights of both are scaled. */

@@ -87,9 +87,9 @@ struct probes {
     struct kvc_probe_use use;
     const int64_t *ordinals; /* [probe_rows] of the ring, -1: none */
     enum kvc_probe_part part;
-    int64_t middle;          /* ordinal of the first row of the newer half */
-    const uint16_t *q;       /* [probe_rows][n_heads][head_dim_k] */
-    int32_t kv_head, n_rows; /* rows: probe_rows * group, empty ones too */
+    int64_t middle;                 /* ordinal of the first row of the newer half */
+    const uint16_t *q;              /* [probe_rows][n_heads][head_dim_k] */
+    int32_t layer, kv_head, n_rows; /* rows: probe_rows * group, empty ones too */
 };
 
 static struct probes find_probes(const kvc_cache *cache, const struct kvc_sequence *seq,
@@ -110,6 +110,7 @@ static struct probes find_probes(const kvc_cache *cache, const struct kvc_sequen
         .part = part,
         .ordinals = cache->probe_ordinals + first,
         .q = cache->probes + first * (size_t)p->n_heads * (size_t)p->head_dim_k,
+        .layer = (int32_t)layer,
         .kv_head = pair % p->n_kv_heads,
         .n_rows = p->probe_rows * cache->group,
     };
@@ -127,11 +128,14 @@ static bool counts(const struct probes *probes, int32_t p)
 struct tile {
     int32_t n;
     int64_t ordinals[KVC_TILE_ROWS];
+    float shift_room[KVC_TILE_ROWS];
+    const float *shift; /* of the logits, or NULL */
 };
 
 static void load_tile(const struct probes *probes, int32_t *at, float *q, struct tile *tile)
 {
     const kvc_cache *cache = probes->cache;
+    const int32_t pair = kvc_pair(cache, probes->layer, probes->kv_head);
     const size_t d = (size_t)cache->params.head_dim_k, stride = kvc_attend_stride(d);
     const size_t n_heads = (size_t)cache->params.n_heads;
 
@@ -145,6 +149,10 @@ static void load_tile(const struct probes *probes, int32_t *at, float *q, struct
                                  stride);
         tile->ordinals[tile->n++] = probes->ordinals[p];
     }
+    tile->shift = NULL;
+    if (tile->n > 0)
+        tile->shift = kvc_transform_queries(cache, pair, q, (size_t)tile->n, probes->use.scale,
+                                            tile->shift_room);
 }
 
 /* The rows of a part that each query row of a tile sees; false: none. */
@@ -185,7 +193,7 @@ static void logits(const struct probes *probes, const struct tile *tile, const s
     }
     for (int32_t r = 0; r < tile->n; r++, s += KVC_PAGE_ROWS)
         for (int32_t t = 0; t < part->n_rows; t++) {
-            s[t] *= probes->use.scale;
+            s[t] = s[t] * probes->use.scale + (tile->shift ? tile->shift[r] : 0.0f);
             if (probes->use.softcap > 0.0f)
                 s[t] = probes->use.softcap * tanhf(s[t] / probes->use.softcap);
             if (part->bias)
@@ -329,6 +337,7 @@ static void attend_parts(const struct probes *probes, const struct tile *tile, c
         .q = q,
         .scale = probes->use.scale,
         .softcap = probes->use.softcap,
+        .shift = tile->shift,
         .m = to->m,
         .l = to->l,
         .o = to->o,

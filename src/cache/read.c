@@ -56,6 +56,7 @@ kvc_status kvc_seq_read_tokens(const kvc_cache *cache, kvc_seq seq, int64_t firs
 
 /* Where rows are read to, and how many there are. */
 struct rows {
+    int32_t pair;
     int64_t *ordinals;
     float *k, *v, *scores, *biases;
     int32_t *sizes;
@@ -68,10 +69,12 @@ static void read_row(const kvc_cache *cache, const struct kvc_page_layout *layou
 {
     const kvc_ctx *ctx = cache->ctx;
 
-    if (out->k || out->v)
-        ctx->k->read_page(&ctx->queue, layout, page, row, 1,
-                          out->k ? out->k + out->n * layout->d_k : NULL, layout->d_k,
-                          out->v ? out->v + out->n * layout->d_v : NULL, layout->d_v);
+    float *k = out->k ? out->k + out->n * layout->d_k : NULL;
+    float *v = out->v ? out->v + out->n * layout->d_v : NULL;
+    if (k || v) {
+        ctx->k->read_page(&ctx->queue, layout, page, row, 1, k, layout->d_k, v, layout->d_v);
+        kvc_restore_rows(cache, out->pair, k, layout->d_k, v, layout->d_v, 1);
+    }
     if (out->ordinals)
         out->ordinals[out->n] = ordinal;
     if (out->scores)
@@ -179,7 +182,11 @@ kvc_status kvc_seq_read_rows(const kvc_cache *cache, kvc_seq seq, int32_t layer,
     KVC_CHECK(s && n_rows && pair_ok(cache, layer, kv_head), KVC_E_ARG);
     KVC_CHECK((uint64_t)kvc_seq_n_rows(cache, seq, layer, kv_head) <= max_rows, KVC_E_ARG);
 
-    struct rows out = {.ordinals = ordinals, .k = k, .v = v, .scores = scores};
+    struct rows out = {.pair = kvc_pair(cache, layer, kv_head),
+                       .ordinals = ordinals,
+                       .k = k,
+                       .v = v,
+                       .scores = scores};
     read_pair(cache, s, layer, kv_head, &out);
     *n_rows = out.n;
     return KVC_OK;

@@ -18,7 +18,7 @@ static bool uses_head_scale(const struct kvc_page_layout *layout)
 int32_t kvc_seal_end(const kvc_cache *cache, const struct kvc_sequence *seq, bool short_pages)
 {
     int32_t i = seq->first_unsealed;
-    for (; i < seq->n_slots; i++) {
+    for (; i < seq->n_slots && cache->transform.ready; i++) {
         const struct kvc_column *column = kvc_slot(cache, seq, i);
         const int64_t end = column->first + (int64_t)column->n;
         if ((!short_pages && !kvc_slot_full(cache, column)) ||
@@ -193,5 +193,6 @@ kvc_status kvc_seq_settle(kvc_cache *cache, kvc_seq seq)
 {
     struct kvc_sequence *s = kvc_seq_find(cache, seq);
     KVC_CHECK(s && kvc_seq_complete(cache, s), KVC_E_ARG);
+    kvc_transform_freeze(cache, s, false);
     return kvc_seal_slots(cache, s, kvc_seal_end(cache, s, false));
 }

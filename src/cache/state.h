@@ -10,18 +10,19 @@
 #ifndef KVC_STATE_H
 #define KVC_STATE_H
 
+#include "arena.h"
 #include "bits.h"
 #include "ctx.h"
 #include "kvc/policy.h"
 
 enum {
-    KVC_N_TAGS = 35,     /* precisions: 7 of K times 5 of V; the layouts of whole pages */
-    KVC_MOVED = 35,      /* added to a tag: a page of moved rows, with their ordinals */
-    KVC_MERGED = 2 * 35, /* the same with groups of merged tokens */
-    KVC_LAYOUT_OPEN = 105,
-    KVC_LAYOUT_STRIP = 106,
-    KVC_N_LAYOUTS = 107,
-    KVC_N_CLASSES = 106, /* sizes of pages; class 0 is the open page's alone */
+    KVC_N_TAGS = 40,     /* precisions: 8 of K times 5 of V; the layouts of whole pages */
+    KVC_MOVED = 40,      /* added to a tag: a page of moved rows, with their ordinals */
+    KVC_MERGED = 2 * 40, /* the same with groups of merged tokens */
+    KVC_LAYOUT_OPEN = 120,
+    KVC_LAYOUT_STRIP = 121,
+    KVC_N_LAYOUTS = 122,
+    KVC_N_CLASSES = 121, /* sizes of pages; class 0 is the open page's alone */
     KVC_SLAB_OPEN_PAGES = 16,
     KVC_LANES = 64 /* tasks at a time: each has its own scratch */
 };
@@ -34,6 +35,7 @@ struct kvc_page {
     int32_t next_free;        /* in its slab */
     float absmax_k, absmax_v; /* sealed: what mode HEAD took for its scales */
     uint8_t layout;
+    uint8_t raw_rows; /* rows that are yet to be transformed, while all pages are */
 };
 
 struct kvc_slab {
@@ -109,6 +111,18 @@ struct kvc_probe_use {
     int64_t window;
 };
 
+/* Between the values that come and those that are stored; see transform.c. */
+struct kvc_transform {
+    bool ready; /* in use; false while mean and scale wait to be measured */
+    bool changes_k, changes_v;
+    bool comes_rotated;                    /* K and queries come as H K and H Q; vectors are of K */
+    uint32_t block_k;                      /* channels that H of K mixes; 1: no H */
+    float *mean, *scale, *inverse, *shift; /* [n_pairs][stride of K], or NULL: no vectors. inverse
+                                              is 1 / scale, shift is H(mean / scale) */
+    double *q_square;                      /* [n_pairs][head_dim_k] sums over queries, or NULL */
+    int64_t *n_queries;                    /* [n_layers] tokens that they are of */
+};
+
 /* Scratch for the pages of one layer and head that are being built. */
 struct kvc_build_lane {
     uint8_t *open[2]; /* open pages: rows that become F16, rows that are coded */
@@ -136,6 +150,7 @@ struct kvc_cache {
     struct kvc_page_layout layouts[KVC_N_LAYOUTS];
     uint8_t *tags;     /* [n_pairs] precision of each layer and head */
     uint8_t *class_of; /* [KVC_N_LAYOUTS] */
+    struct kvc_transform transform;
 
     /* pages */
     char *pool;
@@ -383,6 +398,44 @@ kvc_status kvc_seal_slots(kvc_cache *cache, struct kvc_sequence *seq, int32_t en
 /* Absmax of the first n_rows rows of an open page. */
 void kvc_open_absmax(const kvc_cache *cache, const uint8_t *page, uint32_t n_rows, float *k,
                      float *v);
+
+/* ---- transform.c ---- */
+
+kvc_status kvc_transform_check(const kvc_cache_params *params);
+
+/* Tokens after the sinks that a sequence holds raw until mean and scale are measured. */
+int32_t kvc_transform_waiting_tokens(const kvc_cache_params *params);
+
+void kvc_transform_carve(kvc_cache *cache, struct kvc_arena *arena);
+
+/* Copies the vectors of cache->params and forgets where they came from. */
+void kvc_transform_start(kvc_cache *cache);
+
+/* Turns rows row ... row + n_rows - 1 of a row-major F16 page, which are as they came, into what is
+ * stored; floats is room for a tile of rows. Returns the values that saturate. */
+uint64_t kvc_transform_page(const kvc_cache *cache, int32_t pair,
+                            const struct kvc_page_layout *layout, uint8_t *page, int32_t row,
+                            int32_t n_rows, float *floats);
+
+/* Turns query rows, kvc_attend_stride() apart, into what stored keys are multiplied with. Returns
+ * what is added to the logits of each row: shift, or NULL for nothing. */
+const float *kvc_transform_queries(const kvc_cache *cache, int32_t pair, float *q, size_t n_rows,
+                                   float scale, float *shift);
+
+/* Turns outputs of attention, kvc_attend_stride() apart, back. */
+void kvc_restore_outputs(const kvc_cache *cache, float *o, size_t n_rows);
+
+/* Turns rows that were read back into what came; k or v may be NULL. */
+void kvc_restore_rows(const kvc_cache *cache, int32_t pair, float *k, size_t k_stride, float *v,
+                      size_t v_stride, size_t n_rows);
+
+/* Adds the queries of the last tokens to the sums, as long as mean and scale are not measured. */
+void kvc_transform_watch(kvc_cache *cache, int32_t layer, const struct kvc_sequence *seq,
+                         const kvc_view *q);
+
+/* Measures mean and scale if that is due and this sequence has the pages, or with early what there
+ * is of them, and transforms all rows of all sequences. */
+void kvc_transform_freeze(kvc_cache *cache, const struct kvc_sequence *seq, bool early);
 
 /* ---- compact.c ---- */
 

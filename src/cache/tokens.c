@@ -96,6 +96,7 @@ static kvc_status make_room(kvc_cache *cache, struct kvc_sequence *seq, int32_t 
     /* Probes score all rows at once: so that this is not due at every token, more rows go. */
     const int32_t slack = cache->on_full.source == KVC_SOURCE_PROBES ? most / 16 : 0;
     KVC_CHECK(could_fit(cache, seq, n), KVC_E_FULL);
+    kvc_transform_freeze(cache, seq, false);
     if (most > 0 && kvc_most_rows(cache, seq) > most - n)
         kvc_evict(cache, seq, &cache->on_full, most - n - slack, n);
     for (;;) {
@@ -159,9 +160,9 @@ static struct run next_run(const kvc_cache *cache, const struct kvc_sequence *se
         .first = at, .n = kvc_min32(end, column->first + column->n) - at, .slot = slot};
 }
 
-/* Stores rows of K and V at row `row` of a row-major F16 page. */
-static void store(kvc_cache *cache, const struct kvc_page_layout *layout, uint8_t *page,
-                  int32_t row, const struct kvc_rows *k, const struct kvc_rows *v)
+/* Stores rows of K and V of a pair at row `row` of a row-major F16 page. */
+static void store(kvc_cache *cache, int32_t pair, const struct kvc_page_layout *layout,
+                  uint8_t *page, int32_t row, const struct kvc_rows *k, const struct kvc_rows *v)
 {
     const kvc_ctx *ctx = cache->ctx;
     struct kvc_store_counts counts = {0};
@@ -174,6 +175,8 @@ static void store(kvc_cache *cache, const struct kvc_page_layout *layout, uint8_
                        &counts);
     cache->n_nonfinite += counts.n_nonfinite;
     cache->n_saturated += counts.n_saturated;
+    cache->n_saturated +=
+        kvc_transform_page(cache, pair, layout, page, row, (int32_t)k->n_rows, cache->lanes);
 }
 
 static void store_run(kvc_cache *cache, struct kvc_sequence *seq, int32_t layer,
@@ -184,15 +187,15 @@ static void store_run(kvc_cache *cache, struct kvc_sequence *seq, int32_t layer,
         const struct kvc_rows k_rows = kvc_view_rows(k, (size_t)from, (size_t)run->n, (size_t)h);
         const struct kvc_rows v_rows = kvc_view_rows(v, (size_t)from, (size_t)run->n, (size_t)h);
         if (run->slot < 0) {
-            store(cache, &cache->layouts[KVC_LAYOUT_STRIP], kvc_strip(cache, seq, pair), run->first,
-                  &k_rows, &v_rows);
+            store(cache, pair, &cache->layouts[KVC_LAYOUT_STRIP], kvc_strip(cache, seq, pair),
+                  run->first, &k_rows, &v_rows);
             continue;
         }
         struct kvc_column *column = kvc_slot(cache, seq, run->slot);
         struct kvc_entry *e = &column->entries[pair];
         const int32_t row = run->first - column->first;
-        store(cache, &cache->layouts[KVC_LAYOUT_OPEN], kvc_page_data(cache, e->page), row, &k_rows,
-              &v_rows);
+        store(cache, pair, &cache->layouts[KVC_LAYOUT_OPEN], kvc_page_data(cache, e->page), row,
+              &k_rows, &v_rows);
         e->n_rows = (uint8_t)(row + run->n);
         e->live |= kvc_bits(row, row + run->n);
     }
