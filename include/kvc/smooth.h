@@ -35,13 +35,13 @@ extern "C" {
 typedef struct kvc_observation kvc_observation;
 
 /** Shape of the attention that is observed. */
-typedef struct kvc_attention_shape {
-    size_t struct_size; /**< sizeof(kvc_attention_shape) of the caller's header */
+typedef struct kvc_observed_shape {
+    size_t struct_size; /**< sizeof(kvc_observed_shape) of the caller's header */
     int32_t n_layers;   /**< 1..65536 */
     int32_t n_heads;    /**< query heads, a multiple of n_kv_heads, at most 65536 */
     int32_t n_kv_heads; /**< >= 1 */
     int32_t head_dim;   /**< of K and Q, 1..KVC_MAX_HEAD_DIM */
-} kvc_attention_shape;
+} kvc_observed_shape;
 
 /** Sums of one layer; arrays are [n_kv_heads][head_dim] and live until the observation changes. */
 typedef struct kvc_observed_layer {
@@ -69,7 +69,7 @@ typedef struct kvc_observed_layer {
  *
  * Memory: one allocation, 32 bytes a layer, KV head and channel and a little.
  */
-KVC_API kvc_status kvc_observation_create(kvc_ctx *ctx, const kvc_attention_shape *shape,
+KVC_API kvc_status kvc_observation_create(kvc_ctx *ctx, const kvc_observed_shape *shape,
                                           kvc_observation **out);
 
 /** Destroy an observation. @param observation  May be NULL. */
@@ -125,7 +125,7 @@ KVC_API void kvc_observation_reset(kvc_observation *observation);
 /** The shape. @param observation  An observation. @param[out] shape  struct_size set.
  * @return KVC_OK, or KVC_E_ARG where a pointer is NULL or struct_size too small. */
 KVC_API kvc_status kvc_observation_shape(const kvc_observation *observation,
-                                         kvc_attention_shape *shape);
+                                         kvc_observed_shape *shape);
 
 /**
  * What was seen in one layer.
