@@ -329,8 +329,8 @@ static const char *spoil(kvc_plan_model *m, kvc_plan_profile *p, size_t which)
     case 18: p->merge_rounds = 17; return "too many rounds";
     case 19: p->heavy_share = 1.1; return "heavy share above 1";
     case 20: p->heavy_share = (double)NAN; return "heavy share NaN";
-    case 21: p->k = (kvc_format)3; return "format of K";
-    case 22: p->v = (kvc_format)3; return "format of V";
+    case 21: p->k = (kvc_format)4; return "format of K";
+    case 22: p->v = (kvc_format)4; return "format of V";
     case 23: p->k_scale = (kvc_scale)4; return "scale of K";
     case 24: p->v_scale = (kvc_scale)4; return "scale of V";
     default: return NULL;
@@ -360,6 +360,10 @@ static void wrong_arguments_are_refused(void **state)
     p = int8, p.v_scale = KVC_SCALE_LAYER;
     assert_int_equal(refused(&article, &p), KVC_E_UNSUPPORTED);
     p = int8, p.v_scale = KVC_SCALE_CHANNEL;
+    assert_int_equal(refused(&article, &p), KVC_E_UNSUPPORTED);
+    p = int8, p.v = KVC_INT6;
+    assert_int_equal(refused(&article, &p), KVC_E_UNSUPPORTED);
+    p = int8, p.k = KVC_INT6, p.k_scale = KVC_SCALE_CHANNEL;
     assert_int_equal(refused(&article, &p), KVC_E_UNSUPPORTED);
 }
 

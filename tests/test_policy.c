@@ -191,7 +191,7 @@ static void fields_out_of_range_are_refused_and_change_nothing(void **state)
         I(block_score, 2),
         I(block_score, -1),
         I(last_tokens, -1),
-        I(precision.k, 3),
+        I(precision.k, 4),
         I(precision.v, -1),
         I(precision.k_scale, 4),
         F(heavy_share, -0.01),

@@ -337,11 +337,13 @@ KVC_API kvc_status kvc_fold_norm(void *gain, kvc_dtype dtype, size_t n_gains, fl
 
 /** What kvc_smooth_check() compares: rows before the rotation and before a fold. */
 typedef struct kvc_smooth_probe {
-    size_t struct_size;    /**< sizeof(kvc_smooth_probe) of the caller's header */
-    const kvc_view *q, *k; /**< [n][n_heads][head_dim] and [n][n_kv_heads][head_dim] as they were */
-    const kvc_view *q_folded, *k_folded; /**< the same, from the folded weights */
-    const int32_t *positions;            /**< [n], >= 0 */
-    const kvc_rope *rope;                /**< the model's rotation; NULL: none */
+    size_t struct_size;       /**< sizeof(kvc_smooth_probe) of the caller's header */
+    const kvc_view *q;        /**< [n][n_heads][head_dim], as they were */
+    const kvc_view *k;        /**< [n][n_kv_heads][head_dim], as they were */
+    const kvc_view *q_folded; /**< as q, from the folded weights */
+    const kvc_view *k_folded; /**< as k, from the folded weights */
+    const int32_t *positions; /**< [n], >= 0 */
+    const kvc_rope *rope;     /**< the model's rotation; NULL: none */
 } kvc_smooth_probe;
 
 /**
