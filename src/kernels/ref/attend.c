@@ -17,7 +17,7 @@ static float logit(const struct kvc_attend_tile *tile, const struct kvc_attend_p
     float dot = 0.0f;
     for (uint32_t c = 0; c < page->layout->d_k; c++)
         dot += q[c] * kvc_page_k(page->layout, page->data, token, c);
-    float s = dot * tile->scale;
+    float s = dot * tile->scale + (tile->shift ? tile->shift[row] : 0.0f);
     if (tile->softcap > 0.0f)
         s = tile->softcap * tanhf(s / tile->softcap);
     return page->bias ? s + page->bias[token] : s;

@@ -272,8 +272,9 @@ static inline void page_scores(const struct kvc_attend_tile *tile,
     }
     token_factors(layout->k_format, layout->k_scale, params, tile->scale, factors);
     for (uint32_t i = 0; i < seen->n; i++, scores += KVC_PAGE_ROWS) {
+        const vf shift = v_set1(tile->shift ? tile->shift[seen->row[i]] : 0.0f);
         for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
-            v_store(scores + t, v_mul(v_load(scores + t), v_load(factors + t)));
+            v_store(scores + t, v_add(v_mul(v_load(scores + t), v_load(factors + t)), shift));
         for (uint64_t left = tile->softcap > 0.0f ? seen->mask[i] : 0; left; left &= left - 1) {
             const int t = __builtin_ctzll(left);
             scores[t] = tile->softcap * tanhf(scores[t] / tile->softcap);

@@ -14,3 +14,5 @@
 #include "merge_tmpl.h"
 
 #include "rope_tmpl.h"
+
+#include "transform_tmpl.h"

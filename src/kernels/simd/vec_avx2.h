@@ -175,6 +175,22 @@ V_INLINE vf v_hadd_all(const vf *a)
     return v_add(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee));
 }
 
+/* Walsh-Hadamard butterflies at the distances below block and VLEN: (a, b) to (a + b, a - b). */
+V_INLINE vf v_rotate(vf a, size_t block)
+{
+    const __m256 minus = _mm256_set1_ps(-0.0f);
+    if (block > 1)
+        a = v_add(_mm256_permute_ps(a, 0xb1),
+                  _mm256_xor_ps(a, _mm256_blend_ps(v_zero(), minus, 0xaa)));
+    if (block > 2)
+        a = v_add(_mm256_permute_ps(a, 0x4e),
+                  _mm256_xor_ps(a, _mm256_blend_ps(v_zero(), minus, 0xcc)));
+    if (block > 4)
+        a = v_add(_mm256_permute2f128_ps(a, a, 1),
+                  _mm256_xor_ps(a, _mm256_blend_ps(v_zero(), minus, 0xf0)));
+    return a;
+}
+
 /* Lanes 2 i and 2 i + 1 are lane i. */
 V_INLINE vf v_twice(vf a)
 {

@@ -147,6 +147,20 @@ V_INLINE vf v_hadd_all(const vf *a)
     return v_add(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
 }
 
+V_INLINE vf v_rotate(vf a, size_t block)
+{
+    const __m512 minus = _mm512_set1_ps(-0.0f);
+    if (block > 1)
+        a = v_add(_mm512_permute_ps(a, 0xb1), _mm512_mask_xor_ps(a, 0xaaaa, a, minus));
+    if (block > 2)
+        a = v_add(_mm512_permute_ps(a, 0x4e), _mm512_mask_xor_ps(a, 0xcccc, a, minus));
+    if (block > 4)
+        a = v_add(_mm512_shuffle_f32x4(a, a, 0xb1), _mm512_mask_xor_ps(a, 0xf0f0, a, minus));
+    if (block > 8)
+        a = v_add(_mm512_shuffle_f32x4(a, a, 0x4e), _mm512_mask_xor_ps(a, 0xff00, a, minus));
+    return a;
+}
+
 V_INLINE vf v_twice(vf a)
 {
     const __m512i from = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
