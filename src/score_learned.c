@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "arena.h"
+#include "bytes.h"
 #include "check.h"
 #include "ctx.h"
 #include "kernels/half.h"
@@ -29,37 +30,7 @@ struct kvc_scorer {
     _Alignas(64) float weights[]; /* [kernel][stride], times inv_std */
 };
 
-static uint32_t get(const uint8_t *at, size_t n)
-{
-    uint32_t x = 0;
-    for (size_t i = n; i-- > 0;)
-        x = x << 8 | at[i];
-    return x;
-}
-
-static void put(uint8_t *at, uint32_t x, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        at[i] = (uint8_t)(x >> 8 * i);
-}
-
 static const uint8_t magic[4] = {'K', 'V', 'C', 'S'};
-
-/* CRC-32 (polynomial 0xedb88320, as in zip), four bits at a time. */
-static uint32_t crc32_of(const uint8_t *bytes, size_t n)
-{
-    static const uint32_t table[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac,
-                                       0x76dc4190, 0x6b6b51f4, 0x4db26158, 0x5005713c,
-                                       0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
-                                       0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
-    uint32_t crc = UINT32_MAX;
-    for (size_t i = 0; i < n; i++) {
-        crc ^= bytes[i];
-        crc = crc >> 4 ^ table[crc & 15];
-        crc = crc >> 4 ^ table[crc & 15];
-    }
-    return ~crc;
-}
 
 /* The fields that say how large a scorer is and what it does. */
 static bool fields_ok(const kvc_scorer_desc *d)
@@ -96,14 +67,14 @@ static kvc_status check_numbers(const float *x, size_t n, float most)
 static uint8_t *put_floats(uint8_t *at, const float *x, size_t n)
 {
     for (size_t i = 0; i < n; i++, at += 4)
-        put(at, kvc_float_bits(x[i]), 4);
+        kvc_put(at, kvc_float_bits(x[i]), 4);
     return at;
 }
 
 static uint8_t *put_halves(uint8_t *at, const float *x, size_t n)
 {
     for (size_t i = 0; i < n; i++, at += 2)
-        put(at, kvc_half_from_float(x[i]), 2);
+        kvc_put(at, kvc_half_from_float(x[i]), 2);
     return at;
 }
 
@@ -124,16 +95,16 @@ static void put_header(const kvc_scorer_desc *d, size_t n_payload, uint8_t *at)
 {
     memset(at, 0, HEADER);
     memcpy(at, magic, sizeof(magic));
-    put(at + 4, VERSION, 2);
-    put(at + 6, (uint32_t)d->kind, 2);
-    put(at + 8, (uint32_t)d->n_in, 4);
-    put(at + 12, (uint32_t)d->kernel, 2);
+    kvc_put(at + 4, VERSION, 2);
+    kvc_put(at + 6, (uint32_t)d->kind, 2);
+    kvc_put(at + 8, (uint32_t)d->n_in, 4);
+    kvc_put(at + 12, (uint32_t)d->kernel, 2);
     at[14] = d->dtype == KVC_DTYPE_F16;
     at[15] = (uint8_t)d->activation;
-    put(at + 16, (d->mean ? FLAG_NORM : 0u) | (d->row_padding ? FLAG_ROWS : 0u), 4);
-    put(at + 20, (uint32_t)n_payload, 4);
+    kvc_put(at + 16, (d->mean ? FLAG_NORM : 0u) | (d->row_padding ? FLAG_ROWS : 0u), 4);
+    kvc_put(at + 20, (uint32_t)n_payload, 4);
     memcpy(at + TAG_AT, d->tag, TAG_SIZE);
-    put(at + 56, crc32_of(at + HEADER, n_payload), 4);
+    kvc_put(at + 56, kvc_crc32(at + HEADER, n_payload), 4);
 }
 
 kvc_status kvc_scorer_encode(const kvc_scorer_desc *desc, void *bytes, size_t size, size_t *n)
@@ -161,37 +132,37 @@ kvc_status kvc_scorer_encode(const kvc_scorer_desc *desc, void *bytes, size_t si
 /* The header of a file of n bytes, all of it checked but the numbers. */
 static kvc_status read_header(const uint8_t *at, size_t n, kvc_scorer_desc *d, bool *norm)
 {
-    KVC_CHECK(n >= HEADER && memcmp(at, magic, sizeof(magic)) == 0 && get(at + 4, 2) == VERSION,
+    KVC_CHECK(n >= HEADER && memcmp(at, magic, sizeof(magic)) == 0 && kvc_get(at + 4, 2) == VERSION,
               KVC_E_FORMAT);
-    const uint32_t flags = get(at + 16, 4), n_in = get(at + 8, 4);
-    KVC_CHECK(flags <= (FLAG_NORM | FLAG_ROWS) && n_in <= MAX_WEIGHTS && get(at + 60, 4) == 0 &&
+    const uint32_t flags = kvc_get32(at + 16), n_in = kvc_get32(at + 8);
+    KVC_CHECK(flags <= (FLAG_NORM | FLAG_ROWS) && n_in <= MAX_WEIGHTS && kvc_get32(at + 60) == 0 &&
                   at[14] <= 1,
               KVC_E_FORMAT);
     *d = (kvc_scorer_desc){
         .struct_size = sizeof(*d),
-        .kind = (kvc_scorer_kind)get(at + 6, 2),
+        .kind = (kvc_scorer_kind)kvc_get(at + 6, 2),
         .activation = (kvc_activation)at[15],
         .dtype = at[14] ? KVC_DTYPE_F16 : KVC_DTYPE_F32,
         .n_in = (int32_t)n_in,
-        .kernel = (int32_t)get(at + 12, 2),
+        .kernel = (int32_t)kvc_get(at + 12, 2),
         .row_padding = flags & FLAG_ROWS,
     };
     memcpy(d->tag, at + TAG_AT, TAG_SIZE);
     *norm = flags & FLAG_NORM;
     KVC_CHECK(fields_ok(d), KVC_E_FORMAT);
     const size_t payload = payload_size(d, *norm);
-    KVC_CHECK(get(at + 20, 4) == payload && n == HEADER + payload, KVC_E_FORMAT);
-    return get(at + 56, 4) == crc32_of(at + HEADER, payload) ? KVC_OK : KVC_E_FORMAT;
+    KVC_CHECK(kvc_get32(at + 20) == payload && n == HEADER + payload, KVC_E_FORMAT);
+    return kvc_get32(at + 56) == kvc_crc32(at + HEADER, payload) ? KVC_OK : KVC_E_FORMAT;
 }
 
 static float float_at(const uint8_t *at, size_t i)
 {
-    return kvc_float_from_bits(get(at + 4 * i, 4));
+    return kvc_float_from_bits(kvc_get32(at + 4 * i));
 }
 
 static float weight_at(const kvc_scorer_desc *d, const uint8_t *at, size_t i)
 {
-    return d->dtype == KVC_DTYPE_F16 ? kvc_half_to_float((uint16_t)get(at + 2 * i, 2))
+    return d->dtype == KVC_DTYPE_F16 ? kvc_half_to_float((uint16_t)kvc_get(at + 2 * i, 2))
                                      : float_at(at, i);
 }
 

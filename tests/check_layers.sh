@@ -31,7 +31,7 @@ allowed()
     src/kernels/@(ref|simd)/*) [[ $to == src/kernels/+([^/]).h || ${to%/*} == "${from%/*}" ]] ;;
     src/kernels/*) [[ $to == include/kvc/base.h || $to == src/kernels/+([^/]).h ]] ;;
     src/cache/*) [[ $to == @(include/kvc/*|src/@(ctx|arena|balance|bits|check).h|src/kernels/+([^/]).h|src/cache/*) ]] ;;
-    src/*) [[ $to == @(include/kvc/@(base|"${base%%_*}").h|src/"${base%%_*}".h|src/@(ctx|arena|balance|bits|check).h|src/kernels/+([^/]).h) ]] ;;
+    src/*) [[ $to == @(include/kvc/@(base|"${base%%_*}").h|src/"${base%%_*}".h|src/@(ctx|arena|balance|bits|bytes|check).h|src/kernels/+([^/]).h) ]] ;;
     cuda/*) [[ $to == @(include/kvc/*|src/@(ctx|check).h|src/kernels/+([^/]).h|cuda/*) ]] ;;
     tests/test_kernels*.c | tests/fuzz/fuzz_quant.c)
         [[ $to == @(include/kvc/*|src/kernels/+([^/]).h|tests/*) ]] ;;
