@@ -82,7 +82,7 @@ static int close_model(void **state)
 static kvc_cache *make_cache(bool is_exact)
 {
     const struct cache_options options = {
-        .precision = {KVC_F16, KVC_F16, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
+        .recipe = {.name = "f16", .recent = -1, .sinks = -1},
         .recent_tokens = 128,
         .sink_tokens = 4,
         .max_tokens = 512,
