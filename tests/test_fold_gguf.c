@@ -1,4 +1,6 @@
 /* Folds of GGUF files: every type of weights, every architecture, and what is refused. */
+#define _POSIX_C_SOURCE 200809L /* getpid() */
+
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
