@@ -30,22 +30,42 @@ expect 0 "$engine" generate --model "$model" --prompt 'Say "héllo" 😀' --kv i
 json "d['tokens'] == 12 and d['prompt_tokens'] > 3 and len(d['text']) > 0 and d['kv'] == 'int4'"
 json "d['decode_tok_s'] > 0 and d['prompt_tok_s'] > 0 and d['bytes_per_token'] > 0"
 
+expect 0 "$engine" tokens --model "$model" --file "$dir/text.txt" --limit 5 --json
+json "len(d['tokens']) == 5 and all(t >= 0 for t in d['tokens'])"
+
+expect 1 "$engine" calibrate --model "$model" --file "$dir/none.txt" --output "$dir/m.kvcal"
+[ ! -e "$dir/m.kvcal" ]
+expect 0 "$engine" calibrate --model "$model" --file "$dir/text.txt" --output "$dir/m.kvcal" \
+    --tokens 300 --context 256 --json
+json "d['tokens'] == 300 and d['output'].endswith('m.kvcal') and d['text'] == 'text.txt'"
+expect 1 "$engine" compare --model "$model" --file "$dir/text.txt" --calibration "$dir/text.txt"
+expect 2 "$engine" compare --model "$model" --file "$dir/text.txt" --kv int4:-nothing
+
 expect 0 "$engine" compare --model "$model" --file "$dir/text.txt" --context 256 --chunks 1 \
-    --recent 0 --imm --json
-json "[r['kv'] for r in d['rows']] == ['f16', 'int8', 'int4', 'int8-imm', 'int4-imm']"
+    --recent 0 --calibration "$dir/m.kvcal" --bucket 64 --csv "$dir/rows.csv" \
+    --kv int8,int4,int4:plain,int4:imm,int4:perhead,int4:online --json
+json "[r['kv'] for r in d['rows']] == ['f16', 'int8', 'int4', 'int4:plain', 'int4:imm', \
+'int4:perhead', 'int4:online']"
+json "[r['vectors'] for r in d['rows']] == ['none', 'file', 'file', 'none', 'file', 'none', 'online']"
 json "d['context'] == 256 and d['tokens'] == 256 and d['model'].endswith('.gguf')"
-json "all(set(r) == {'kv', 'policy', 'ppl', 'ppl_change_pct', 'kl', 'top1', 'bits_per_element', \
-'bytes_per_token', 'fixed_bytes', 'decode_tok_s'} for r in d['rows'])"
-json "all(math.isfinite(v) for r in d['rows'] for k, v in r.items() if k not in ('kv', 'policy'))"
-json "d['rows'][0]['kl'] == 0 and 0 < d['rows'][1]['kl'] < d['rows'][2]['kl']"
+json "d['calibration'] == 'm.kvcal' and d['text'] == 'text.txt'"
+json "all(set(r) == {'kv', 'policy', 'vectors', 'ppl', 'ppl_change_pct', 'kl', 'top1', \
+'bits_per_element', 'bytes_per_token', 'fixed_bytes', 'decode_tok_s', 'buckets'} for r in d['rows'])"
+json "all(math.isfinite(v) for r in d['rows'] for v in r.values() if isinstance(v, (int, float)))"
+json "d['rows'][0]['kl'] == 0 and 0 < d['rows'][1]['kl'] < d['rows'][2]['kl'] < d['rows'][4]['kl'] < \
+d['rows'][5]['kl']"
 json "[r['bits_per_element'] for r in d['rows'][:3]] == [16, 8.25, 4.25]"
 json "d['rows'][0]['bytes_per_token'] > d['rows'][1]['bytes_per_token'] > \
 d['rows'][2]['bytes_per_token']"
+json "[b['to'] for b in d['rows'][2]['buckets']] == [192, 256]"
+json "abs(sum(b['kl'] * b['n'] for b in d['rows'][2]['buckets']) / \
+sum(b['n'] for b in d['rows'][2]['buckets']) - d['rows'][2]['kl']) < 1e-9"
+[ "$(wc -l <"$dir/rows.csv")" = 22 ] # a heading, two buckets and their sum for each of seven rows
 
 expect 2 "$engine" compare --model "$model" --file "$dir/text.txt" --policy heavy:2
 expect 2 "$engine" compare --model "$model" --file "$dir/text.txt" --tune --policy window
 expect 0 "$engine" compare --model "$model" --file "$dir/text.txt" --context 512 --chunks 1 \
-    --recent 64 --policy none,window:0.25,heavy:0.25,balanced,extreme --json
+    --recent 64 --calibration none --policy none,window:0.25,heavy:0.25,balanced,extreme --json
 json "[(r['kv'], r['policy']) for r in d['rows']] == [('f16', 'none'), ('f16', 'window:0.25'), \
 ('f16', 'heavy:0.25'), ('int8', 'balanced'), ('int4', 'extreme')]"
 json "all(r['kl'] > 0 for r in d['rows'][1:])"

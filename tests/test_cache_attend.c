@@ -20,6 +20,7 @@ static const kvc_precision precisions[] = {
     {KVC_INT4, KVC_INT8, KVC_SCALE_CHANNEL, KVC_SCALE_TOKEN},
     {KVC_INT8, KVC_F16, KVC_SCALE_CHANNEL, KVC_SCALE_TOKEN},
     {KVC_F16, KVC_INT4, KVC_SCALE_TOKEN, KVC_SCALE_HEAD},
+    {KVC_INT6, KVC_INT4, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
 };
 static const size_t n_precisions = sizeof(precisions) / sizeof(*precisions);
 

@@ -17,6 +17,7 @@ static const kvc_precision precisions[] = {
     {KVC_INT4, KVC_INT4, KVC_SCALE_HEAD, KVC_SCALE_HEAD},
     {KVC_INT8, KVC_INT4, KVC_SCALE_CHANNEL, KVC_SCALE_TOKEN},
     {KVC_INT4, KVC_F16, KVC_SCALE_CHANNEL, KVC_SCALE_TOKEN},
+    {KVC_INT6, KVC_INT4, KVC_SCALE_TOKEN, KVC_SCALE_HEAD},
 };
 static const size_t n_precisions = sizeof(precisions) / sizeof(*precisions);
 

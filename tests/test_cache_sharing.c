@@ -10,6 +10,7 @@ static const kvc_precision precisions[] = {
     {KVC_INT8, KVC_INT4, KVC_SCALE_TOKEN, KVC_SCALE_HEAD},
     {KVC_INT4, KVC_INT4, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
     {KVC_INT4, KVC_INT8, KVC_SCALE_CHANNEL, KVC_SCALE_TOKEN},
+    {KVC_INT6, KVC_INT8, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
 };
 
 static void start(kvc_ctx *ctx, kvc_precision precision)

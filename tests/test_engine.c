@@ -11,6 +11,7 @@
 
 #include "args.h"
 #include "commands.h"
+#include "recode.h"
 #include "sample.h"
 #include "score.h"
 #include "session.h"
@@ -81,13 +82,12 @@ static int close_model(void **state)
 
 static kvc_cache *make_cache(bool is_exact)
 {
-    const struct cache_options options = {
-        .precision = {KVC_F16, KVC_F16, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
-        .recent_tokens = 128,
-        .sink_tokens = 4,
-        .max_tokens = 512,
-        .max_append = 64,
-        .exact = is_exact};
+    const struct cache_options options = {.recipe = {.name = "f16", .recent = -1, .sinks = -1},
+                                          .recent_tokens = 128,
+                                          .sink_tokens = 4,
+                                          .max_tokens = 512,
+                                          .max_append = 64,
+                                          .exact = is_exact};
     struct failure failure;
     kvc_cache *cache = NULL;
 
@@ -143,14 +143,17 @@ static float difference(const struct reference *ref)
     return largest;
 }
 
-static float run_reference(const struct reference *ref, struct forward *forward, kvc_format imm)
+static const struct forward_hook nothing;
+
+static float run_reference(const struct reference *ref, struct forward *forward,
+                           struct forward_hook hook)
 {
     kvc_cache *cache = make_cache(forward == exact);
     const struct forward_item item = {.cache = cache,
                                       .seq = make_seq(cache),
                                       .tokens = ref->tokens,
                                       .n = ref->n_tokens,
-                                      .imm = imm};
+                                      .hook = hook};
 
     run_on(forward, &item, 1);
     kvc_cache_destroy(cache);
@@ -162,7 +165,7 @@ static void logits_equal_the_reference(void **state)
     (void)state;
     assert_int_equal(session.model.shape.n_vocab, N_EVERY * STRIDE);
     for (size_t r = 0; r < N_REFERENCES; r++) {
-        const float largest = run_reference(&references[r], exact, KVC_F16);
+        const float largest = run_reference(&references[r], exact, nothing);
         print_message("prompt %zu: largest difference %.2e\n", r, (double)largest);
         assert_true(largest <= 2e-3f);
     }
@@ -173,7 +176,7 @@ static void half_precision_costs_little(void **state)
 {
     (void)state;
     for (size_t r = 0; r < N_REFERENCES; r++) {
-        const float largest = run_reference(&references[r], session.forward, KVC_F16);
+        const float largest = run_reference(&references[r], session.forward, nothing);
         print_message("prompt %zu: largest difference %.2e\n", r, (double)largest);
         assert_true(largest > 0.0f && largest <= F16_TOLERANCE);
     }
@@ -252,12 +255,27 @@ static void a_batch_gives_what_each_item_gives_alone(void **state)
     free(alone);
 }
 
-/* Fewer bits, larger differences. */
-static void imm_codes_change_the_logits(void **state)
+/* The first prompt with K and V through the codes of a recipe. */
+static float run_recoded(const char *text)
 {
-    const float f16 = run_reference(&references[0], session.forward, KVC_F16);
-    const float int8 = run_reference(&references[0], session.forward, KVC_INT8);
-    const float int4 = run_reference(&references[0], session.forward, KVC_INT4);
+    struct recoder *recoder;
+    struct recipe recipe;
+    struct failure failure;
+
+    assert_true(recipe_parse(text, &recipe, &failure));
+    assert_true(
+        recoder_create(session.ctx, &session.model.shape, &recipe, NULL, &recoder, &failure));
+    const float largest = run_reference(&references[0], session.forward, recoder_hook(recoder));
+    recoder_destroy(recoder);
+    return largest;
+}
+
+/* Fewer bits, larger differences. */
+static void codes_before_the_cache_change_the_logits(void **state)
+{
+    const float f16 = run_reference(&references[0], session.forward, nothing);
+    const float int8 = run_recoded("int8:plain:imm");
+    const float int4 = run_recoded("int4:plain:imm");
 
     (void)state;
     assert_true(int8 > 3.0f * f16 && int8 < 1.0f);
@@ -284,7 +302,7 @@ static float run_rotated(const char *scaling, double factor)
 
 static void scaled_rotations_change_the_logits(void **state)
 {
-    const float trained = run_reference(&references[0], session.forward, KVC_F16);
+    const float trained = run_reference(&references[0], session.forward, nothing);
 
     (void)state;
     assert_true(run_rotated("none", 2.0) == trained);
@@ -512,7 +530,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(greedy_tokens_equal_the_reference),
         cmocka_unit_test(tokens_one_by_one_give_the_same_logits),
         cmocka_unit_test(a_batch_gives_what_each_item_gives_alone),
-        cmocka_unit_test(imm_codes_change_the_logits),
+        cmocka_unit_test(codes_before_the_cache_change_the_logits),
         cmocka_unit_test(scaled_rotations_change_the_logits),
         cmocka_unit_test(rotations_of_a_batch_do_not_mix),
         cmocka_unit_test(refuses_what_is_no_token_or_too_much),

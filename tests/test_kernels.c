@@ -252,11 +252,11 @@ static void rows_equal_ref(void **state)
             }
 }
 
-/* Formats and scales of one side of a page. */
-static const uint8_t sides[7][2] = {{KVC_F16, KVC_SCALE_HEAD},    {KVC_INT8, KVC_SCALE_HEAD},
-                                    {KVC_INT8, KVC_SCALE_TOKEN},  {KVC_INT8, KVC_SCALE_CHANNEL},
-                                    {KVC_INT4, KVC_SCALE_HEAD},   {KVC_INT4, KVC_SCALE_TOKEN},
-                                    {KVC_INT4, KVC_SCALE_CHANNEL}};
+/* Formats and scales of one side of a page; the last is of K only. */
+static const uint8_t sides[8][2] = {{KVC_F16, KVC_SCALE_HEAD},     {KVC_INT8, KVC_SCALE_HEAD},
+                                    {KVC_INT8, KVC_SCALE_TOKEN},   {KVC_INT8, KVC_SCALE_CHANNEL},
+                                    {KVC_INT4, KVC_SCALE_HEAD},    {KVC_INT4, KVC_SCALE_TOKEN},
+                                    {KVC_INT4, KVC_SCALE_CHANNEL}, {KVC_INT6, KVC_SCALE_TOKEN}};
 
 static struct kvc_page_layout sealed_layout(int d_k, int d_v, size_t k, size_t v)
 {
@@ -288,11 +288,11 @@ static void sealed_pages_equal_ref(void **state)
     static const int more[] = {96, 112, 128, 256, 512};
     (void)state;
     for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++)
-        for (size_t i = 0; i < (size_t)85 * 49; i++) {
-            const int d = i / 49 < 80 ? (int)(i / 49) + 1 : more[i / 49 - 80];
+        for (size_t i = 0; i < (size_t)85 * 56; i++) {
+            const int d = i / 56 < 80 ? (int)(i / 56) + 1 : more[i / 56 - 80];
             const int other = 1 + (int)rng_below(&seed, 80);
             const int d_k = i % 2 ? d : other, d_v = i % 2 ? other : d;
-            const struct kvc_page_layout to = sealed_layout(d_k, d_v, i % 7, i / 7 % 7);
+            const struct kvc_page_layout to = sealed_layout(d_k, d_v, i % 8, i / 8 % 7);
             const struct kvc_page_layout from =
                 kvc_page_layout_make(d_k, d_v, KVC_F16, 0, KVC_F16, 0, true, KVC_PAGE_ROWS);
             struct pair page = pair_new(to.n_bytes);
@@ -344,6 +344,42 @@ static void pages_read_as_the_format_says(void **state)
         (*table)->read_page(NULL, &layout, page, 10, 1, k, layout.d_k, v, layout.d_v);
         for (int c = 0; c < 8; c++)
             assert_true(k[c] == 0 && v[c] == (c == 3 ? -14 : 0));
+    }
+}
+
+/* Eight 6-bit codes of K, byte by byte, as docs/formats.md has them; and how a row becomes codes.
+ */
+static void six_bits_lie_in_two_planes(void **state)
+{
+    const struct kvc_page_layout layout =
+        kvc_page_layout_make(8, 8, KVC_INT6, KVC_SCALE_TOKEN, KVC_F16, 0, false, 64);
+    const struct kvc_page_layout open =
+        kvc_page_layout_make(8, 8, KVC_F16, 0, KVC_F16, 0, true, KVC_PAGE_ROWS);
+    /* stored 0x00 0x11 0x22 0x33 0x04 0x15 0x26 0x3f */
+    static const uint8_t line[6] = {0x20, 0x64, 0x31, 0xf5, 0x88, 0xdd};
+    static const float codes[8] = {-32, -15, 2, 19, -28, -11, 6, 31};
+    static uint8_t page[2048], src[2048], dst[2048];
+    float k[8];
+
+    (void)state;
+    assert_int_equal(layout.k_stride, 6);
+    assert_int_equal(layout.v_codes, 64 * 6);
+    memcpy(page + 5 * 6, line, sizeof(line));
+    memcpy(page + layout.k_params + 2 * 5, (const uint8_t[]){0x00, 0xb8}, 2); /* -0.5 */
+    for (int c = 0; c < 8; c++) {
+        const uint16_t half = kvc_half_from_float(codes[c] * -0.5f);
+        memcpy(src + 2 * c, &half, sizeof(half));
+    }
+    for (const struct kvc_kernels *const *table = kvc_kernels_available(); *table; table++) {
+        (*table)->read_page(NULL, &layout, page, 5, 1, k, 8, NULL, 0);
+        for (int c = 0; c < 8; c++)
+            assert_true(k[c] == -0.5f * codes[c]);
+        /* The extreme is 16: its code is -32 and the scale 16 / -32. */
+        const struct kvc_seal_job job = {&open, &layout, src, dst, 1, 0, 0};
+        (*table)->seal_page(NULL, &job);
+        assert_memory_equal(dst, line, sizeof(line));
+        assert_memory_equal(dst + layout.k_params, ((const uint8_t[]){0x00, 0xb8}), 2);
+        assert_memory_equal(dst + 6, ((const uint8_t[]){0, 0, 0, 0, 0xaa, 0xaa}), 6); /* code 0 */
     }
 }
 
@@ -401,7 +437,7 @@ static void check_move(const struct kvc_kernels *k, const struct kvc_page_layout
 
 static void moved_rows_keep_their_bits(void **state)
 {
-    static const size_t movable[] = {0, 2, 5};
+    static const size_t movable[4] = {0, 2, 5, 7};
     uint8_t odd[32], shifted[63];
     (void)state;
     for (uint8_t i = 0; i < 32; i++)
@@ -412,7 +448,7 @@ static void moved_rows_keep_their_bits(void **state)
         for (int i = 0; i < 9 * 10; i++) {
             const struct kvc_page_layout layout =
                 sealed_layout(1 + (int)rng_below(&seed, 80), 1 + (int)rng_below(&seed, 80),
-                              movable[i % 3], movable[i / 3 % 3]);
+                              movable[i % 4], movable[i / 4 % 3]);
             check_move(*k, &layout, odd, 32, 0, true);
             check_move(*k, &layout, shifted, 63, 0, true);
             check_move(*k, &layout, odd + 8, 7, (uint32_t)rng_below(&seed, 58), false);
@@ -457,8 +493,11 @@ static void bench_seal(const struct kvc_kernels *k)
     const struct kvc_page_layout from =
         kvc_page_layout_make(128, 128, KVC_F16, 0, KVC_F16, 0, true, KVC_PAGE_ROWS);
     uint8_t *src = unsealed_page(&from, 64);
-    for (size_t i = 0; i < 7; i++) {
-        const struct kvc_page_layout to = sealed_layout(128, 128, i, i == 3 || i == 6 ? i - 1 : i);
+    for (size_t i = 0; i < 8; i++) {
+        const struct kvc_page_layout to = sealed_layout(128, 128, i,
+                                                        i == 7             ? 5
+                                                        : i == 3 || i == 6 ? i - 1
+                                                                           : i);
         uint8_t *dst = edge_new(to.n_bytes);
         const struct kvc_seal_job job = {&from, &to, src, dst, 64, 2.0f, 2.0f};
         double best = 1e30;
@@ -468,7 +507,7 @@ static void bench_seal(const struct kvc_kernels *k)
             best = fmin(best, now() - start);
         }
         printf("%-7s seal_page %s %s: %8.0f ns\n", k->name,
-               (const char *[]){"f16 ", "int8", "int4"}[to.k_format],
+               (const char *[]){"f16 ", "int8", "int4", "int6"}[to.k_format],
                (const char *[]){"head   ", "token  ", "channel"}[to.k_scale], best);
         edge_free(dst, to.n_bytes);
     }
@@ -482,6 +521,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(rows_equal_ref),
         cmocka_unit_test(sealed_pages_equal_ref),
         cmocka_unit_test(pages_read_as_the_format_says),
+        cmocka_unit_test(six_bits_lie_in_two_planes),
         cmocka_unit_test(bytes_read_as_the_format_says),
         cmocka_unit_test(moved_rows_keep_their_bits),
     };

@@ -359,12 +359,12 @@ static void attention_equals_float64(void **state)
 /* Every pair of codes of K and V, with one row, a block and more. */
 static void every_format_equals_float64(void **state)
 {
-    static const uint8_t codes[7][2] = {{KVC_F16, 0},  {KVC_INT8, 0}, {KVC_INT8, 1}, {KVC_INT8, 2},
-                                        {KVC_INT4, 0}, {KVC_INT4, 1}, {KVC_INT4, 2}};
+    static const uint8_t codes[8][2] = {{KVC_F16, 0},  {KVC_INT8, 0}, {KVC_INT8, 1}, {KVC_INT8, 2},
+                                        {KVC_INT4, 0}, {KVC_INT4, 1}, {KVC_INT4, 2}, {KVC_INT6, 1}};
     (void)state;
-    for (int i = 0; i < 49 * 4; i++) {
-        const uint8_t *k = codes[i % 7], *v = codes[i / 7 % 7];
-        struct test_tile *t = tile_new(40, 72, (const uint32_t[]){1, 2, 3, 7}[i / 49], 1, 0);
+    for (int i = 0; i < 56 * 4; i++) {
+        const uint8_t *k = codes[i % 8], *v = codes[i / 8 % 7];
+        struct test_tile *t = tile_new(40, 72, (const uint32_t[]){1, 2, 3, 7}[i / 56], 1, 0);
         edge_free(t->page[0].data, t->page[0].layout.n_bytes);
         const struct test_page old = t->page[0];
         uint64_t seen = 0;
@@ -569,8 +569,9 @@ static void bench(const struct kvc_kernels *k, int format, uint32_t n_rows)
     double best = 1e30;
     for (uint32_t p = 0; p < PAGES; p++) {
         edge_free(t->page[p].data, t->page[p].layout.n_bytes);
-        t->page[p] = sealed_page(128, 128, format, KVC_SCALE_TOKEN, format, KVC_SCALE_TOKEN, 64,
-                                 ~UINT64_C(0));
+        t->page[p] =
+            sealed_page(128, 128, format, KVC_SCALE_TOKEN, format == KVC_INT6 ? KVC_INT4 : format,
+                        KVC_SCALE_TOKEN, 64, ~UINT64_C(0));
         for (uint32_t r = 0; r < n_rows; r++)
             t->page[p].mask[r] = ~UINT64_C(0);
     }
@@ -581,7 +582,7 @@ static void bench(const struct kvc_kernels *k, int format, uint32_t n_rows)
         best = fmin(best, now() - start);
     }
     printf("%-7s attend_pages %s rows %2u: %9.0f ns a page\n", k->name,
-           (const char *[]){"f16 ", "int8", "int4"}[format], n_rows, best / PAGES);
+           (const char *[]){"f16 ", "int8", "int4", "k6v4"}[format], n_rows, best / PAGES);
     tile_free(t);
 }
 
@@ -597,7 +598,7 @@ int main(int argc, char **argv)
     };
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
         for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++)
-            for (int format = KVC_F16; format <= KVC_INT4; format++)
+            for (int format = KVC_F16; format <= KVC_INT6; format++)
                 for (uint32_t n_rows = 1; n_rows <= ROWS; n_rows *= 2)
                     bench(*k, format, n_rows);
         return 0;

@@ -443,11 +443,11 @@ static void gathered_rows_keep_their_bytes(void **state)
 
 static struct kvc_page_layout random_layout(int d_k, int d_v, int i)
 {
-    static const uint8_t sides[7][2] = {{KVC_F16, KVC_SCALE_HEAD},    {KVC_INT8, KVC_SCALE_HEAD},
-                                        {KVC_INT8, KVC_SCALE_TOKEN},  {KVC_INT8, KVC_SCALE_CHANNEL},
-                                        {KVC_INT4, KVC_SCALE_HEAD},   {KVC_INT4, KVC_SCALE_TOKEN},
-                                        {KVC_INT4, KVC_SCALE_CHANNEL}};
-    const uint8_t *k = sides[i % 7], *v = sides[i / 7 % 7];
+    static const uint8_t sides[8][2] = {
+        {KVC_F16, KVC_SCALE_HEAD},     {KVC_INT8, KVC_SCALE_HEAD}, {KVC_INT8, KVC_SCALE_TOKEN},
+        {KVC_INT8, KVC_SCALE_CHANNEL}, {KVC_INT4, KVC_SCALE_HEAD}, {KVC_INT4, KVC_SCALE_TOKEN},
+        {KVC_INT4, KVC_SCALE_CHANNEL}, {KVC_INT6, KVC_SCALE_TOKEN}};
+    const uint8_t *k = sides[i % 8], *v = sides[i / 8 % 7];
     if (i % 10 == 9) /* an open page, or the strip of sinks */
         return kvc_page_layout_make(d_k, d_v, KVC_F16, 0, KVC_F16, 0, true,
                                     i % 20 == 9 ? KVC_PAGE_ROWS : 5);

@@ -6,6 +6,8 @@
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 int generate_command(int argc, char **argv);
+int calibrate_command(int argc, char **argv);
+int tokens_command(int argc, char **argv);
 int compare_command(int argc, char **argv);
 int long_command(int argc, char **argv);
 int vqa_command(int argc, char **argv);

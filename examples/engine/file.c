@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* Regular files tell their size; for others (pipes) the buffer grows. */
 static size_t first_capacity(FILE *file)
@@ -61,4 +62,43 @@ bool file_read(const char *path, unsigned char **data, size_t *size, struct fail
     }
     fclose(file);
     return true;
+}
+
+static bool write_all(int file, const unsigned char *data, size_t size)
+{
+    while (size > 0) {
+        const ssize_t n = write(file, data, size);
+        if (n < 0 && errno != EINTR)
+            return false;
+        data += n > 0 ? n : 0;
+        size -= n > 0 ? (size_t)n : 0;
+    }
+    return fsync(file) == 0;
+}
+
+bool file_write(const char *path, const unsigned char *data, size_t size, struct failure *failure)
+{
+    char part[512];
+
+    if (snprintf(part, sizeof(part), "%s.XXXXXX", path) >= (int)sizeof(part))
+        return fail_with(failure, "%.100s...: the path is too long", path);
+    const int file = mkstemp(part);
+    if (file < 0)
+        return fail_with(failure, "cannot write %.100s: %s", path, strerror(errno));
+    const mode_t mask = umask(0);
+    umask(mask);
+    bool ok = write_all(file, data, size) && fchmod(file, 0666 & ~mask) == 0;
+    int why = errno;
+    if (close(file) != 0 && ok) {
+        ok = false;
+        why = errno;
+    }
+    if (ok && rename(part, path) != 0) {
+        ok = false;
+        why = errno;
+    }
+    if (ok)
+        return true;
+    unlink(part);
+    return fail_with(failure, "cannot write %.100s: %s", path, strerror(why));
 }

@@ -9,4 +9,7 @@
 /* Reads all of a file; the caller frees *data. An empty file gives a pointer that is not NULL. */
 bool file_read(const char *path, unsigned char **data, size_t *size, struct failure *failure);
 
+/* Writes all of a file: beside it first, so that it is whole or as it was. */
+bool file_write(const char *path, const unsigned char *data, size_t size, struct failure *failure);
+
 #endif

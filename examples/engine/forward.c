@@ -25,8 +25,6 @@ struct forward {
     float *cosines, *sines; /* [max_rows][n_rot / 2] */
     void *rope_ws;
     size_t rope_ws_size;
-    uint8_t *codes;   /* of K or V, for imm */
-    uint16_t *scales; /* [max_rows][n_kv_heads] halves */
     double attend_seconds;
 };
 
@@ -68,10 +66,8 @@ bool forward_create(const struct forward_params *params, struct forward **out,
     f->sines = floats(rows, s->n_rot / 2);
     f->rope_ws = aligned_alloc(64, (f->rope_ws_size + 63) / 64 * 64 + 64);
     f->split = floats(params->exact ? rows : 0, 2 * (f->n_qkv + s->n_heads * s->head_dim));
-    f->codes = malloc(rows * s->n_kv_heads * s->head_dim + 1);
-    f->scales = malloc((rows * s->n_kv_heads + 2) * sizeof(*f->scales));
     if (!f->x || !f->norm || !f->qkv || !f->attn || !f->gate_up || !f->hidden || !f->positions ||
-        !f->cosines || !f->sines || !f->rope_ws || !f->split || !f->codes || !f->scales) {
+        !f->cosines || !f->sines || !f->rope_ws || !f->split) {
         forward_destroy(f);
         return fail_with(failure, "out of memory");
     }
@@ -94,8 +90,6 @@ void forward_destroy(struct forward *f)
     free(f->sines);
     free(f->rope_ws);
     free(f->split);
-    free(f->codes);
-    free(f->scales);
     free(f);
 }
 
@@ -244,25 +238,6 @@ static kvc_view view_of(const struct forward *f, size_t row, size_t n, size_t of
     return view;
 }
 
-/* To codes and back, in place. */
-static kvc_status through_codes(struct forward *f, const kvc_view *view, kvc_format format)
-{
-    kvc_quant_options options;
-    size_t n_codes, n_params;
-
-    kvc_quant_options_default(&options);
-    options.format = format;
-    options.scale = KVC_SCALE_TOKEN;
-    kvc_status status = kvc_quant_size(view->n_tokens, view->n_heads, view->head_dim, &options,
-                                       &n_codes, &n_params);
-    if (status == KVC_OK)
-        status =
-            kvc_quantize(f->p.ctx, view, &options, f->codes, n_codes, f->scales, n_params, NULL);
-    if (status == KVC_OK)
-        status = kvc_dequantize(f->p.ctx, f->codes, n_codes, f->scales, n_params, &options, view);
-    return status;
-}
-
 static bool append_and_attend(struct forward *f, const struct forward_item *item, int32_t layer,
                               const kvc_view *q, const kvc_view *k, const kvc_view *v,
                               const kvc_view *out, struct failure *failure)
@@ -274,6 +249,8 @@ static bool append_and_attend(struct forward *f, const struct forward_item *item
     options.scale = 1.0f / sqrtf((float)f->p.model->shape.head_dim);
     if (!check(kvc_append(item->cache, item->seq, layer, k, v), "appending K and V", failure))
         return false;
+    if (item->hook.attend)
+        return item->hook.attend(item->hook.user, layer, &options, q, k, v, out, failure);
     const double start = seconds_now();
     const kvc_status status = kvc_attend(item->cache, item->seq, layer, q, &options, out, NULL);
     f->attend_seconds += seconds_now() - start;
@@ -313,8 +290,7 @@ static bool attend_item(struct forward *f, const struct forward_item *item, size
     const kvc_view out =
         kvc_view_packed(f->attn + row * n_q, KVC_DTYPE_F32, item->n, s->n_heads, s->head_dim);
 
-    if (item->imm != KVC_F16 && (!check(through_codes(f, &k, item->imm), "coding K", failure) ||
-                                 !check(through_codes(f, &v, item->imm), "coding V", failure)))
+    if (item->hook.touch && !item->hook.touch(item->hook.user, layer, &q, &k, &v, failure))
         return false;
     return (f->p.exact ? attend_exactly : append_and_attend)(f, item, layer, &q, &k, &v, &out,
                                                              failure);

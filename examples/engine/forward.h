@@ -11,13 +11,25 @@ struct forward;
 
 struct forward_params {
     const struct model *model; /* must outlive the forward */
-    kvc_ctx *ctx;              /* quantizes the items with an imm format */
-    size_t max_rows;           /* most tokens of one run, over all items */
+    kvc_ctx *ctx;
+    size_t max_rows; /* most tokens of one run, over all items */
     size_t n_threads;
     kvc_parallel_for_fn *parallel_for; /* NULL: everything runs in the calling thread */
     void *parallel_user;
     bool exact; /* caches of twice the head size hold K and V to 22 bits instead of 11: see split.h
                  */
+};
+
+/* Something between a model and its cache, in every layer, after the rotation. */
+struct forward_hook {
+    /* Sees, and may change, what comes; NULL: nothing is there. */
+    bool (*touch)(void *user, int32_t layer, const kvc_view *q, const kvc_view *k,
+                  const kvc_view *v, struct failure *failure);
+    /* Attends instead of the cache, which has K and V already; NULL: the cache does. */
+    bool (*attend)(void *user, int32_t layer, const kvc_attend_options *options, const kvc_view *q,
+                   const kvc_view *k, const kvc_view *v, const kvc_view *out,
+                   struct failure *failure);
+    void *user;
 };
 
 /* The next tokens of one sequence. */
@@ -31,8 +43,7 @@ struct forward_item {
     size_t n;
     size_t n_skip;        /* tokens at the start whose logits are not wanted; n: none are */
     const kvc_rope *rope; /* how to rotate, see rotation.h; NULL: as trained */
-    kvc_format imm; /* not KVC_F16: K and V pass through codes with a scale a token and head before
-                       the cache */
+    struct forward_hook hook;
 };
 
 bool forward_create(const struct forward_params *params, struct forward **out,

@@ -14,7 +14,8 @@
 enum { PREFILL_TOKENS = 256 };
 
 struct generate_options {
-    const char *model, *prompt, *kv, *scale, *rope, *kernels;
+    const char *model, *prompt, *kv, *calibration, *rope, *kernels;
+    struct recipe recipe;
     int64_t tokens, threads, recent, sinks, seed;
     double temp, top_p, rope_factor;
     bool chat, json;
@@ -23,6 +24,7 @@ struct generate_options {
 struct generation {
     const struct generate_options *o;
     struct session session;
+    struct calibration calibration;
     kvc_rope rope;
     kvc_cache *cache;
     kvc_seq seq;
@@ -74,12 +76,15 @@ static bool open_generation(struct generation *g)
                                           .kernels = o->kernels,
                                           .n_threads = (size_t)o->threads,
                                           .max_rows = PREFILL_TOKENS};
-    struct cache_options cache = {.recent_tokens = (int32_t)o->recent,
+    struct cache_options cache = {.recipe = o->recipe,
+                                  .calibration = &g->calibration,
+                                  .recent_tokens = (int32_t)o->recent,
                                   .sink_tokens = (int32_t)o->sinks,
                                   .max_append = PREFILL_TOKENS};
 
-    if (!precision_parse(o->kv, o->scale, &cache.precision, &g->failure) ||
-        !session_open(&params, &g->session, &g->failure) ||
+    if (!session_open(&params, &g->session, &g->failure) ||
+        !calibration_open(o->calibration, o->model, g->session.ctx, &g->session.model.shape,
+                          &g->calibration, &g->failure) ||
         !(o->chat ? encode_chat(g) : encode(g, o->prompt, true)))
         return false;
     const struct model_shape *s = &g->session.model.shape;
@@ -224,6 +229,7 @@ static int generate(const struct generate_options *o)
     free(g.prompt.ids);
     free(g.logits);
     free(g.text);
+    calibration_close(&g.calibration);
     session_close(&g.session);
     return ok ? EXIT_DONE : EXIT_FAILED;
 }
@@ -231,7 +237,6 @@ static int generate(const struct generate_options *o)
 int generate_command(int argc, char **argv)
 {
     struct generate_options o = {.kv = "int8",
-                                 .scale = "token",
                                  .rope = "none",
                                  .rope_factor = 2.0,
                                  .tokens = 128,
@@ -244,9 +249,9 @@ int generate_command(int argc, char **argv)
         {"chat", ARG_FLAG, &o.chat, "", "ask the prompt as a question, in SmolLM2's template", 0,
          0},
         {"tokens", ARG_INTEGER, &o.tokens, "N", "most tokens to generate (128)", 0, 1e6},
-        {"kv", ARG_CHOICE, &o.kv, "f16|int8|int4", "format of the cache (int8)", 0, 0},
-        {"scale", ARG_CHOICE, &o.scale, "token|head|channel",
-         "what shares a scale (token); channel: K only", 0, 0},
+        {"kv", ARG_TEXT, &o.kv, "RECIPE", "f16, int8, k6v4, int4 ..., see compare (int8)", 0, 0},
+        {"calibration", ARG_TEXT, &o.calibration, "F|none",
+         "of calibrate (the model's own, if there is one)", 0, 0},
         {"recent", ARG_INTEGER, &o.recent, "N", "newest tokens kept exact (128)", 0, 1e6},
         {"sinks", ARG_INTEGER, &o.sinks, "N", "first tokens kept exact (4)", 0, 64},
         {"rope", ARG_CHOICE, &o.rope, "none|ntk|yarn",
@@ -275,6 +280,7 @@ int generate_command(int argc, char **argv)
     }
     if (ok && (!o.model || !o.prompt))
         ok = fail_with(&failure, "--model and --prompt are required");
+    ok = ok && recipe_parse(o.kv, &o.recipe, &failure);
     if (!ok) {
         fprintf(stderr, "kvc-engine generate: %s\nTry 'kvc-engine generate --help'.\n",
                 failure.text);

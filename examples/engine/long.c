@@ -12,7 +12,7 @@
 enum { MAX_CONTEXTS = 16 };
 
 struct long_options {
-    const char *model, *file, *contexts, *rope, *kv, *scale, *kernels;
+    const char *model, *file, *contexts, *rope, *kv, *calibration, *kernels;
     int64_t bucket, chunks, threads, recent, sinks;
     double rope_factor;
     bool json;
@@ -23,7 +23,8 @@ struct long_run {
     const struct long_options *o;
     size_t contexts[MAX_CONTEXTS], n_contexts, longest;
     char names[SCORE_MAX_ROWS][8];
-    kvc_precision precision;
+    struct recipe recipe;
+    struct calibration calibration;
     struct session session;
     kvc_rope ropes[SCORE_MAX_ROWS];
     struct token_list text;
@@ -55,8 +56,7 @@ static bool add_rope(struct long_run *run, const char *name, struct failure *fai
     if (r == SCORE_MAX_ROWS)
         return fail_with(failure, "more than %d scalings", SCORE_MAX_ROWS);
     memcpy(run->names[r], name, strlen(name) + 1);
-    run->trial.rows[r].setting =
-        (struct setting){.precision = run->precision, .rope = &run->ropes[r]};
+    run->trial.rows[r].setting = (struct setting){.recipe = run->recipe, .rope = &run->ropes[r]};
     run->trial.n_rows++;
     return true;
 }
@@ -66,7 +66,7 @@ static bool read_lists(struct long_run *run, struct failure *failure)
     char item[24];
     const char *contexts = run->o->contexts, *rope = run->o->rope;
 
-    if (!precision_parse(run->o->kv, run->o->scale, &run->precision, failure))
+    if (!recipe_parse(run->o->kv, &run->recipe, failure))
         return false;
     while (args_next_item(&contexts, item, sizeof(item)))
         if (!add_context(run, item, failure))
@@ -89,6 +89,8 @@ static bool open_run(struct long_run *run)
 
     fprintf(stderr, "loading %s\n", o->model);
     if (!session_open(&params, &run->session, &run->failure) ||
+        !calibration_open(o->calibration, o->model, run->session.ctx, &run->session.model.shape,
+                          &run->calibration, &run->failure) ||
         !session_read_text(&run->session, o->file, run->longest, &run->text, &run->failure))
         return false;
     for (size_t r = 0; r < t->n_rows; r++)
@@ -98,6 +100,7 @@ static bool open_run(struct long_run *run)
     const size_t n = run->text.n / run->longest;
     run->n_chunks = n < (size_t)o->chunks ? n : (size_t)o->chunks;
     t->session = &run->session;
+    t->calibration = &run->calibration;
     t->n_context = run->longest;
     t->bucket = (size_t)o->bucket;
     t->recent_tokens = (int32_t)o->recent;
@@ -209,6 +212,7 @@ static int long_contexts(struct long_run *run)
         fprintf(stderr, "kvc-engine long: %s\n", run->failure.text);
     trial_close(&run->trial);
     free(run->text.ids);
+    calibration_close(&run->calibration);
     session_close(&run->session);
     return ok ? EXIT_DONE : EXIT_FAILED;
 }
@@ -220,7 +224,6 @@ int long_command(int argc, char **argv)
                              .rope_factor = 2.0,
                              .bucket = 2048,
                              .kv = "f16",
-                             .scale = "token",
                              .chunks = 1,
                              .recent = 128,
                              .sinks = 4};
@@ -231,9 +234,9 @@ int long_command(int argc, char **argv)
         {"rope", ARG_TEXT, &o.rope, "LIST", "scalings, of none, ntk, yarn (all)", 0, 0},
         {"rope-factor", ARG_REAL, &o.rope_factor, "F", "of the scalings (2)", 1, 1024},
         {"bucket", ARG_INTEGER, &o.bucket, "N", "positions that share a number (2048)", 2, 1 << 24},
-        {"kv", ARG_CHOICE, &o.kv, "f16|int8|int4", "format of the cache (f16)", 0, 0},
-        {"scale", ARG_CHOICE, &o.scale, "token|head|channel",
-         "what shares a scale (token); channel: K only", 0, 0},
+        {"kv", ARG_TEXT, &o.kv, "RECIPE", "f16, int8, k6v4, int4 ..., see compare (f16)", 0, 0},
+        {"calibration", ARG_TEXT, &o.calibration, "F|none",
+         "of calibrate (the model's own, if there is one)", 0, 0},
         {"chunks", ARG_INTEGER, &o.chunks, "N", "most parts of the text to run (1)", 1, 1e6},
         {"recent", ARG_INTEGER, &o.recent, "N", "newest tokens kept exact (128)", 0, 1e6},
         {"sinks", ARG_INTEGER, &o.sinks, "N", "first tokens kept exact (4)", 0, 64},

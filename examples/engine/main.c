@@ -6,40 +6,45 @@
 
 #include "commands.h"
 
+static const struct command {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *help;
+} commands[] = {
+    {"generate", generate_command, "continue a prompt"},
+    {"calibrate", calibrate_command, "observe the keys of a model, for its cache"},
+    {"compare", compare_command, "score recipes of the cache on a text, side by side"},
+    {"tokens", tokens_command, "print the tokens of a text"},
+    {"long", long_command, "perplexity by position, beyond the trained context"},
+    {"vqa", vqa_command, "ask a vision-language model about a picture"},
+    {"exam", exam_command, "ask a vision-language model with its cache compressed in many ways"},
+};
+
+static const size_t n_commands = sizeof(commands) / sizeof(*commands);
+
 static void print_help(void)
 {
     printf("Usage: kvc-engine COMMAND OPTIONS\n"
-           "Run GGUF language models (llama architecture, \"smollm\" tokenizer) on a compressed KV "
-           "cache.\n\n"
-           "  generate   continue a prompt\n"
-           "  compare    score formats of the cache on a text, side by side\n"
-           "  long       perplexity by position, beyond the trained context\n"
-           "  vqa        ask a vision-language model about a picture\n"
-           "  exam       ask a vision-language model with its cache compressed in many ways\n\n"
-           "kvc-engine COMMAND --help lists the options.\n"
+           "Run GGUF language models on a compressed KV cache.\n\n");
+    for (size_t i = 0; i < n_commands; i++)
+        printf("  %-11s%s\n", commands[i].name, commands[i].help);
+    printf("\nkvc-engine COMMAND --help lists the options.\n"
            "Exit status: 0 done, 1 failed, 2 wrong usage.\n");
 }
 
 static int run(int argc, char **argv)
 {
-    const char *command = argc > 1 ? argv[1] : "";
+    const char *name = argc > 1 ? argv[1] : "";
 
-    if (strcmp(command, "generate") == 0)
-        return generate_command(argc - 2, argv + 2);
-    if (strcmp(command, "compare") == 0)
-        return compare_command(argc - 2, argv + 2);
-    if (strcmp(command, "long") == 0)
-        return long_command(argc - 2, argv + 2);
-    if (strcmp(command, "vqa") == 0)
-        return vqa_command(argc - 2, argv + 2);
-    if (strcmp(command, "exam") == 0)
-        return exam_command(argc - 2, argv + 2);
-    if (strcmp(command, "--help") == 0 || strcmp(command, "-h") == 0) {
+    for (size_t i = 0; i < n_commands; i++)
+        if (strcmp(name, commands[i].name) == 0)
+            return commands[i].run(argc - 2, argv + 2);
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
         print_help();
         return EXIT_DONE;
     }
     fprintf(stderr, "kvc-engine: %s%.60s\nTry 'kvc-engine --help'.\n",
-            *command ? "unknown command: " : "a command is missing", command);
+            *name ? "unknown command: " : "a command is missing", name);
     return EXIT_USAGE;
 }
 

@@ -6,15 +6,50 @@
 
 #include "utf8.h"
 
+static void print_heading(const struct report *report)
+{
+    printf(
+        "%s on %s: %zu tokens in chunks of %zu, scored from position %zu on; calibration: %s\n\n",
+        report->model, report->text, report->tokens, report->context, report->first_scored,
+        *report->calibration ? report->calibration : "none");
+}
+
+static size_t first_bucket(const struct report *report)
+{
+    return (report->first_scored + 1) / report->bucket;
+}
+
+static size_t n_buckets(const struct report *report)
+{
+    return (report->context + report->bucket - 1) / report->bucket;
+}
+
+/* Mean KL by position, if there are several buckets. */
+static void print_buckets(const struct report *report)
+{
+    if (n_buckets(report) - first_bucket(report) < 2)
+        return;
+    printf("\nMean KL up to position:\n%-14s", "KV");
+    for (size_t b = first_bucket(report); b < n_buckets(report); b++)
+        printf(" %9zu", (b + 1) * report->bucket);
+    printf("\n");
+    for (size_t i = 1; i < report->n_rows; i++) {
+        const struct report_row *r = &report->rows[i];
+        printf("%-14s", r->kv);
+        for (size_t b = first_bucket(report); b < n_buckets(report); b++)
+            printf(" %9.2e", r->buckets[b].kl / (double)r->buckets[b].n);
+        printf("\n");
+    }
+}
+
 void report_print_table(const struct report *report)
 {
-    printf("%s: %zu tokens in chunks of %zu, second halves scored\n\n", report->model,
-           report->tokens, report->context);
-    printf("%-9s %-11s %10s %9s %11s %8s %7s %12s %9s %13s\n", "KV", "policy", "perplexity",
+    print_heading(report);
+    printf("%-14s %-11s %10s %9s %11s %8s %7s %12s %9s %13s\n", "KV", "policy", "perplexity",
            "change %", "mean KL", "top-1 %", "bits", "bytes/token", "fixed KB", "decode tok/s");
     for (size_t i = 0; i < report->n_rows; i++) {
         const struct report_row *r = &report->rows[i];
-        printf("%-9s %-11s %10.4f %+9.3f %11.3e %8.2f %7.3f %12.0f %9.0f %13.1f\n", r->kv,
+        printf("%-14s %-11s %10.4f %+9.3f %11.3e %8.2f %7.3f %12.0f %9.0f %13.1f\n", r->kv,
                r->policy, r->ppl, r->ppl_change_pct, r->kl, 100.0 * r->top1, r->bits_per_element,
                r->bytes_per_token, r->fixed_bytes / 1024.0, r->decode_tok_s);
     }
@@ -22,8 +57,7 @@ void report_print_table(const struct report *report)
            "element. "
            "bytes/token: all in use at the end of a context. decode tok/s: the whole engine, most "
            "of it weights.\n");
-    if (report->n_rows && strstr(report->rows[report->n_rows - 1].kv, "-imm"))
-        printf("-imm: K and V coded and decoded at once; their cache holds the result as F16.\n");
+    print_buckets(report);
 }
 
 const char *report_name(const char *path)
@@ -53,21 +87,74 @@ void report_print_string(const char *text, size_t size)
     putchar('"');
 }
 
+static void print_json_buckets(const struct report *report, const struct report_row *r)
+{
+    const char *comma = "";
+
+    printf(",\"buckets\":[");
+    for (size_t b = first_bucket(report); b < n_buckets(report); b++, comma = ",")
+        printf("%s{\"to\":%zu,\"n\":%llu,\"kl\":%.9g}", comma, (b + 1) * report->bucket,
+               (unsigned long long)r->buckets[b].n, r->buckets[b].kl / (double)r->buckets[b].n);
+    printf("]}");
+}
+
 void report_print_json(const struct report *report)
 {
     printf("{\"model\":");
     report_print_string(report->model, strlen(report->model));
+    printf(",\"text\":");
+    report_print_string(report->text, strlen(report->text));
+    printf(",\"calibration\":");
+    if (*report->calibration)
+        report_print_string(report->calibration, strlen(report->calibration));
+    else
+        printf("\"none\"");
     printf(",\"context\":%zu,\"tokens\":%zu,\"rows\":[", report->context, report->tokens);
     for (size_t i = 0; i < report->n_rows; i++) {
         const struct report_row *r = &report->rows[i];
-        printf("%s\n{\"kv\":\"%s\",\"policy\":\"%s\",\"ppl\":%.9g,\"ppl_change_pct\":%.9g,\"kl\":%."
+        printf("%s\n{\"kv\":\"%s\",\"policy\":\"%s\",\"vectors\":\"%s\",\"ppl\":%.9g,\"ppl_change_"
+               "pct\":%.9g,\"kl\":%."
                "9g,\"top1\":%.9g,"
                "\"bits_per_element\":%.9g,\"bytes_per_token\":%.9g,\"fixed_bytes\":%.0f,"
-               "\"decode_tok_s\":%.9g}",
-               i ? "," : "", r->kv, r->policy, r->ppl, r->ppl_change_pct, r->kl, r->top1,
-               r->bits_per_element, r->bytes_per_token, r->fixed_bytes, r->decode_tok_s);
+               "\"decode_tok_s\":%.9g",
+               i ? "," : "", r->kv, r->policy, r->vectors, r->ppl, r->ppl_change_pct, r->kl,
+               r->top1, r->bits_per_element, r->bytes_per_token, r->fixed_bytes, r->decode_tok_s);
+        print_json_buckets(report, r);
     }
     printf("\n]}\n");
+}
+
+static void write_csv_line(FILE *file, const struct report *report, const struct report_row *r,
+                           size_t from, size_t to, const struct score *s)
+{
+    const double n = (double)s->n;
+
+    fprintf(file, "%s,%s,%s,%s,%s,%.6g,%.8g,%zu,%zu,%llu,%.9g,%.9g,%.9g\n", report->model,
+            report->text, r->kv, r->policy, r->vectors, r->bits_per_element, r->bytes_per_token,
+            from, to, (unsigned long long)s->n, score_perplexity(s), s->kl / n,
+            (double)s->n_agree / n);
+}
+
+bool report_write_csv(const struct report *report, const char *path, struct failure *failure)
+{
+    FILE *file = fopen(path, "w");
+
+    if (!file)
+        return fail_with(failure, "cannot write %.100s", path);
+    fprintf(file, "model,text,kv,policy,vectors,bits,bytes_per_token,from,to,n,ppl,kl,top1\n");
+    for (size_t i = 0; i < report->n_rows; i++) {
+        const struct report_row *r = &report->rows[i];
+        struct score all = {0};
+        for (size_t b = first_bucket(report); b < n_buckets(report); b++) {
+            const size_t from = b * report->bucket, to = from + report->bucket;
+            score_join(&all, &r->buckets[b]);
+            if (n_buckets(report) - first_bucket(report) > 1)
+                write_csv_line(file, report, r, from, to, &r->buckets[b]);
+        }
+        write_csv_line(file, report, r, report->first_scored, report->context, &all);
+    }
+    const bool ok = !ferror(file);
+    return (fclose(file) == 0 && ok) || fail_with(failure, "cannot write %.100s", path);
 }
 
 /* Rows up to the first beyond the limit, or all; *rate is that of the last within it. */
@@ -86,8 +173,7 @@ void report_print_tuning(const struct report *report, double limit)
     double rate;
     const size_t n = rows_to_limit(report, limit, &rate);
 
-    printf("%s: %zu tokens in chunks of %zu, second halves scored\n\n", report->model,
-           report->tokens, report->context);
+    print_heading(report);
     printf("%8s %-6s %10s %9s %11s %8s %12s\n", "pruned %", "KV", "perplexity", "change %",
            "mean KL", "top-1 %", "bytes/token");
     for (size_t i = 0; i < n; i++) {

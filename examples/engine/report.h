@@ -5,8 +5,12 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "failure.h"
+#include "score.h"
+
 struct report_row {
     const char *kv, *policy;
+    const char *vectors;        /* where mean and scale of K come from: "file", "online", "none" */
     double rate;                /* share of the rows that is pruned; of a tuning */
     double ppl, ppl_change_pct; /* against the first row */
     double kl;                  /* mean, nats a position */
@@ -15,17 +19,22 @@ struct report_row {
     double bytes_per_token;     /* in use at the end of a context */
     double fixed_bytes;         /* that do not grow with tokens */
     double decode_tok_s;
+    const struct score *buckets; /* by position */
 };
 
 struct report {
-    const char *model;
-    size_t context, tokens; /* of a chunk; of all chunks */
+    const char *model, *text, *calibration; /* names of files; empty: none */
+    size_t context, tokens;                 /* of a chunk; of all chunks */
+    size_t bucket, first_scored;            /* positions */
     const struct report_row *rows;
     size_t n_rows;
 };
 
 void report_print_table(const struct report *report);
 void report_print_json(const struct report *report);
+
+/* A line for each row and each of its buckets, and one for all of them together. */
+bool report_write_csv(const struct report *report, const char *path, struct failure *failure);
 
 /* Rates of pruning up to the first whose KL is above the limit. */
 void report_print_tuning(const struct report *report, double limit);

@@ -45,6 +45,14 @@ void score_add(struct score *score, const struct position_score *position)
     score->n_agree += position->agrees;
 }
 
+void score_join(struct score *score, const struct score *other)
+{
+    score->nll += other->nll;
+    score->kl += other->kl;
+    score->n += other->n;
+    score->n_agree += other->n_agree;
+}
+
 double score_perplexity(const struct score *score)
 {
     return exp(score->nll / (double)score->n);

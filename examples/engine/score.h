@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SCORE_MAX_ROWS = 8 };
+enum { SCORE_MAX_ROWS = 24 };
 
 /* Sums over positions; zero it first. */
 struct score {
@@ -27,6 +27,9 @@ struct position_score {
  */
 void score_position(const float *const *rows, size_t n_rows, size_t n_vocab, int32_t target,
                     struct position_score *out);
+
+/* Adds the positions of another. */
+void score_join(struct score *score, const struct score *other);
 
 void score_add(struct score *score, const struct position_score *position);
 

@@ -123,9 +123,11 @@ bool session_create_cache(const struct session *session, const struct cache_opti
     p.head_dim_k = p.head_dim_v = p.head_dim_k * (options->exact ? 2 : 1);
     p.max_tokens = options->max_tokens;
     p.max_append = options->max_append;
-    p.precision = options->precision;
     p.recent_tokens = options->recent_tokens;
     p.sink_tokens = options->sink_tokens;
+    recipe_apply(&options->recipe, options->calibration, &p);
+    if (options->policy && options->policy->policy.set_precision)
+        p.precision = options->policy->policy.precision;
     if (options->policy && options->policy->is_used)
         allow_policy(options->policy, &p);
     kvc_status status = kvc_cache_full_budget(&p, &p.budget_bytes);
@@ -135,33 +137,4 @@ bool session_create_cache(const struct session *session, const struct cache_opti
         status = kvc_cache_create(session->ctx, &p, out);
     return status == KVC_OK ||
            fail_with(failure, "cannot create the cache: %s", kvc_status_str(status));
-}
-
-static bool parse_format(const char *text, kvc_format *out)
-{
-    static const char *const names[] = {"f16", "int8", "int4"};
-    static const kvc_format formats[] = {KVC_F16, KVC_INT8, KVC_INT4};
-
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, names[i]) == 0) {
-            *out = formats[i];
-            return true;
-        }
-    return false;
-}
-
-bool precision_parse(const char *format, const char *scale, kvc_precision *out,
-                     struct failure *failure)
-{
-    if (!parse_format(format, &out->k))
-        return fail_with(failure, "\"%.40s\" is no format; f16, int8 and int4 are", format);
-    out->v = out->k;
-    out->k_scale = out->v_scale = KVC_SCALE_TOKEN;
-    if (strcmp(scale, "head") == 0)
-        out->k_scale = out->v_scale = KVC_SCALE_HEAD;
-    else if (strcmp(scale, "channel") == 0)
-        out->k_scale = KVC_SCALE_CHANNEL;
-    else if (strcmp(scale, "token") != 0)
-        return fail_with(failure, "\"%.40s\" is no scale; token, head and channel are", scale);
-    return true;
 }

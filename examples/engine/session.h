@@ -10,6 +10,7 @@
 #include "forward.h"
 #include "model.h"
 #include "policies.h"
+#include "recipes.h"
 #include "rotation.h"
 #include "tokenizer.h"
 
@@ -39,17 +40,14 @@ bool session_read_text(const struct session *session, const char *path, size_t m
 
 /* A cache for one sequence of the session's model. */
 struct cache_options {
-    kvc_precision precision;
-    int32_t recent_tokens, sink_tokens;
+    struct recipe recipe;
+    const struct calibration *calibration; /* NULL: none */
+    int32_t recent_tokens, sink_tokens;    /* where the recipe does not say */
     int32_t max_tokens, max_append;
     bool exact;                        /* for a forward with exact set */
     const struct named_policy *policy; /* NULL, or what will be applied */
 };
 bool session_create_cache(const struct session *session, const struct cache_options *options,
                           kvc_cache **out, struct failure *failure);
-
-/* "f16", "int8" or "int4" and "token", "head" or "channel"; V takes token scales beside channel. */
-bool precision_parse(const char *format, const char *scale, kvc_precision *out,
-                     struct failure *failure);
 
 #endif

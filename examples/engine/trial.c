@@ -13,18 +13,27 @@ static size_t n_buckets(const struct trial *t)
 
 static bool open_row(struct trial *t, struct trial_row *row, struct failure *failure)
 {
-    struct cache_options options = {.precision = row->setting.precision,
+    const struct recipe *recipe = &row->setting.recipe;
+    const struct model_shape *shape = &t->session->model.shape;
+    struct cache_options options = {.recipe = *recipe,
+                                    .calibration = t->calibration,
                                     .recent_tokens = t->recent_tokens,
                                     .sink_tokens = t->sink_tokens,
                                     .max_tokens = (int32_t)(t->n_context + t->n_decode),
                                     .max_append = KVC_PAGE_TOKENS,
                                     .policy = &row->setting.policy};
 
-    if (row->setting.imm)
-        options.precision.k = options.precision.v = KVC_F16;
     row->scores = calloc(n_buckets(t), sizeof(*row->scores));
-    return row->scores ? session_create_cache(t->session, &options, &row->cache, failure)
-                       : fail_with(failure, "out of memory");
+    if (!row->scores)
+        return fail_with(failure, "out of memory");
+    if (recipe->imm &&
+        !recoder_create(t->session->ctx, shape, recipe, t->calibration, &row->recoder, failure))
+        return false;
+    if (recipe->article != ARTICLE_NONE &&
+        !article_create(t->session->ctx, shape, recipe, t->n_context + t->n_decode, &row->article,
+                        failure))
+        return false;
+    return session_create_cache(t->session, &options, &row->cache, failure);
 }
 
 bool trial_open(struct trial *t, struct failure *failure)
@@ -41,6 +50,8 @@ void trial_close(struct trial *t)
 {
     for (size_t r = 0; r < t->n_rows; r++) {
         kvc_cache_destroy(t->rows[r].cache);
+        recoder_destroy(t->rows[r].recoder);
+        article_destroy(t->rows[r].article);
         free(t->rows[r].scores);
     }
     free(t->logits);
@@ -54,6 +65,8 @@ bool trial_start(struct trial *t, struct failure *failure)
             return fail_with(failure, "cannot destroy a sequence");
         if (kvc_seq_create(row->cache, &row->seq) != KVC_OK)
             return fail_with(failure, "cannot create a sequence");
+        if (row->article)
+            article_restart(row->article);
     }
     return true;
 }
@@ -61,13 +74,19 @@ bool trial_start(struct trial *t, struct failure *failure)
 static struct forward_item item_of(const struct trial_row *row, const int32_t *tokens, size_t n,
                                    size_t n_skip)
 {
+    struct forward_hook hook = {0};
+
+    if (row->recoder)
+        hook = recoder_hook(row->recoder);
+    if (row->article)
+        hook = article_hook(row->article);
     return (struct forward_item){.cache = row->cache,
                                  .seq = row->seq,
                                  .tokens = tokens,
                                  .n = n,
                                  .n_skip = n_skip,
-                                 .imm = row->setting.imm ? row->setting.precision.k : KVC_F16,
-                                 .rope = row->setting.rope};
+                                 .rope = row->setting.rope,
+                                 .hook = hook};
 }
 
 /* The logits of one call: the wanted positions of all rows. */

@@ -3,13 +3,14 @@
 #ifndef ENGINE_TRIAL_H
 #define ENGINE_TRIAL_H
 
+#include "article.h"
+#include "recode.h"
 #include "score.h"
 #include "session.h"
 
 /* One way to read the text. */
 struct setting {
-    kvc_precision precision; /* of the cache, or with imm of the codes before it */
-    bool imm;
+    struct recipe recipe;
     struct named_policy policy; /* applied after each call; "none" or zero: none is */
     const kvc_rope *rope;       /* NULL: the model's own */
 };
@@ -18,17 +19,20 @@ struct trial_row {
     struct setting setting;
     kvc_cache *cache;
     kvc_seq seq;
-    struct score *scores; /* [n_buckets] */
-    int32_t next;         /* most probable token after the last that was read */
+    struct recoder *recoder; /* of a recipe that codes before the cache, or NULL */
+    struct article *article; /* of one of article 002, or NULL */
+    struct score *scores;    /* [n_buckets] */
+    int32_t next;            /* most probable token after the last that was read */
 };
 
 /* The caller sets the fields up to n_rows and each row's setting; the rest is zero. */
 struct trial {
-    struct session *session; /* whose forward takes n_rows * KVC_PAGE_TOKENS rows */
-    size_t n_context;        /* tokens of a chunk */
-    size_t n_decode;         /* tokens that may follow a chunk */
-    size_t first_scored;     /* position of the first token whose successor is scored */
-    size_t bucket;           /* tokens that share a score, by their position */
+    const struct calibration *calibration; /* NULL: none */
+    struct session *session;               /* whose forward takes n_rows * KVC_PAGE_TOKENS rows */
+    size_t n_context;                      /* tokens of a chunk */
+    size_t n_decode;                       /* tokens that may follow a chunk */
+    size_t first_scored; /* position of the first token whose successor is scored */
+    size_t bucket;       /* tokens that share a score, by their position */
     int32_t recent_tokens, sink_tokens;
     struct trial_row rows[SCORE_MAX_ROWS]; /* the first is the base of all distances */
     size_t n_rows;

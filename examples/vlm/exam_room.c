@@ -181,8 +181,7 @@ static struct forward_item start_reading(const struct exam_room *room, struct re
                                  .tokens = reading->words,
                                  .facts = reading->facts,
                                  .n = n,
-                                 .n_skip = n_words - 1,
-                                 .imm = KVC_F16};
+                                 .n_skip = n_words - 1};
 }
 
 /* Marks what was read together. The whole cache, without a reference yet, leaves its logits. */

@@ -13,10 +13,16 @@
  * arithmetic is subnormal, so that flush-to-zero modes change no byte. */
 #define KVC_QUANT_TINY 0x1p-100f
 
-/* The range of symmetric codes: +-127 or +-7. */
+/* The largest code with a sign: 127, 31 or 7. */
 static inline int kvc_code_max(int bits)
 {
-    return bits == 8 ? 127 : 7;
+    return (1 << (bits - 1)) - 1;
+}
+
+/* The smallest code of a row with a scale of its own: -127, or with fewer bits -32 or -8. */
+static inline int kvc_token_code_min(int bits)
+{
+    return bits == 8 ? -127 : -kvc_code_max(bits) - 1;
 }
 
 /* Factor from values to codes for one fp32 scale; 0 for a tiny group. */
@@ -37,15 +43,16 @@ struct kvc_coder {
     bool clipped; /* no half holds the scale: elements may lie beyond the codes */
 };
 
-/* TOKEN: INT8 symmetric, INT4 signed-extreme. min and max are over the finite elements. */
+/* TOKEN: INT8 symmetric, INT6 and INT4 signed-extreme. min and max are over the finite elements. */
 static inline struct kvc_coder kvc_token_coder(float min, float max, int bits, uint16_t *scale)
 {
     const float absmax = fmaxf(max, -min);
-    struct kvc_coder coder = {.lo = bits == 8 ? -127 : -8, .hi = kvc_code_max(bits)};
+    struct kvc_coder coder = {.lo = kvc_token_code_min(bits), .hi = kvc_code_max(bits)};
     *scale = 0;
     if (!(absmax >= KVC_QUANT_TINY))
         return coder;
-    const float exact = bits == 8 ? absmax / 127.0f : (max >= -min ? max : min) / -8.0f;
+    const float extreme = max >= -min ? max : min;
+    const float exact = bits == 8 ? absmax / 127.0f : extreme / (float)coder.lo;
     *scale = kvc_half_away(exact);
     coder.factor = 1.0f / kvc_half_to_float(*scale);
     coder.clipped = fabsf(exact) > KVC_HALF_MAX;

@@ -14,6 +14,8 @@
 #define KVC_BIAS8_V 128
 /* INT4 codes in pages, K and V. */
 #define KVC_BIAS4 8
+/* INT6 codes, K only. */
+#define KVC_BIAS6 32
 
 /* Nibble i of a 32-bit word (least significant first) holds this one of its 8 elements. */
 static const uint8_t kvc_nibble_element[8] = {0, 2, 4, 6, 1, 3, 5, 7};
@@ -34,7 +36,7 @@ struct kvc_page_layout {
 
 static inline uint32_t kvc_code_bits(uint8_t format)
 {
-    return format == KVC_F16 ? 16 : format == KVC_INT8 ? 8 : 4;
+    return format == KVC_F16 ? 16 : format == KVC_INT8 ? 8 : format == KVC_INT6 ? 6 : 4;
 }
 
 static inline uint32_t kvc_params_size(uint8_t format, uint8_t scale, uint32_t d8)

@@ -18,12 +18,25 @@ static inline uint32_t kvc_nibble_shift(uint32_t e)
     return nibble % 2 * 4;
 }
 
+/* The same for the two high bits of INT6 codes, in the plane behind the nibbles of a line of d8. */
+static inline uint32_t kvc_pair_byte(uint32_t e, uint32_t d8)
+{
+    const uint32_t pair = (e & 1u) * 4 + (e & 7u) / 2;
+    return d8 / 2 + e / 8 * 2 + pair / 4;
+}
+
+static inline uint32_t kvc_pair_shift(uint32_t e)
+{
+    const uint32_t pair = (e & 1u) * 4 + (e & 7u) / 2;
+    return pair % 4 * 2;
+}
+
 /* What is added to a code before it is stored; CHANNEL codes are unsigned already. */
 static inline int kvc_page_bias(uint8_t format, uint8_t scale, int bias8)
 {
     if (format == KVC_F16 || scale == KVC_SCALE_CHANNEL)
         return 0;
-    return format == KVC_INT8 ? bias8 : KVC_BIAS4;
+    return format == KVC_INT8 ? bias8 : format == KVC_INT6 ? KVC_BIAS6 : KVC_BIAS4;
 }
 
 /* A sealed page without rows: codes of 0, scales 0. */
@@ -32,19 +45,37 @@ static inline void kvc_page_clear(const struct kvc_page_layout *layout, uint8_t 
     const int k = kvc_page_bias(layout->k_format, layout->k_scale, KVC_BIAS8_K);
     const int v = kvc_page_bias(layout->v_format, layout->v_scale, KVC_BIAS8_V);
     memset(page, layout->k_format == KVC_INT4 ? k * 17 : k, layout->v_codes);
+    if (layout->k_format == KVC_INT6) {
+        memset(page, 0, layout->v_codes); /* 32 & 15, then 32 >> 4 four times */
+        for (uint32_t at = layout->d8_k / 2u; at < layout->v_codes; at += layout->k_stride)
+            memset(page + at, 0xaa, layout->d8_k / 4u);
+    }
     memset(page + layout->v_codes, layout->v_format == KVC_INT4 ? v * 17 : v,
            layout->k_params - layout->v_codes);
     memset(page + layout->k_params, 0, layout->n_bytes - layout->k_params);
 }
 
-/* Element e of a line of codes, its bias taken off, or its half. */
-static inline float kvc_line_element(uint8_t format, int bias, const uint8_t *line, uint32_t e)
+static inline int kvc_line_nibble(const uint8_t *line, uint32_t e)
+{
+    return line[kvc_nibble_byte(e)] >> kvc_nibble_shift(e) & 15;
+}
+
+static inline int kvc_line_pair(const uint8_t *line, uint32_t e, uint32_t d8)
+{
+    return line[kvc_pair_byte(e, d8)] >> kvc_pair_shift(e) & 3;
+}
+
+/* Element e of a line of d8 codes, its bias taken off, or its half. */
+static inline float kvc_line_element(uint8_t format, int bias, const uint8_t *line, uint32_t e,
+                                     uint32_t d8)
 {
     uint16_t half;
     switch (format) {
     case KVC_F16: memcpy(&half, line + 2 * (size_t)e, sizeof(half)); return kvc_half_to_float(half);
     case KVC_INT8: return (float)((int)line[e] - bias);
-    default: return (float)((line[kvc_nibble_byte(e)] >> kvc_nibble_shift(e) & 15) - bias);
+    case KVC_INT6:
+        return (float)(kvc_line_nibble(line, e) + 16 * kvc_line_pair(line, e, d8) - bias);
+    default: return (float)(kvc_line_nibble(line, e) - bias);
     }
 }
 
@@ -74,8 +105,8 @@ static inline float kvc_page_k(const struct kvc_page_layout *layout, const uint8
                                uint32_t token, uint32_t channel)
 {
     const int bias = kvc_page_bias(layout->k_format, layout->k_scale, KVC_BIAS8_K);
-    const float code =
-        kvc_line_element(layout->k_format, bias, page + (size_t)token * layout->k_stride, channel);
+    const float code = kvc_line_element(
+        layout->k_format, bias, page + (size_t)token * layout->k_stride, channel, layout->d8_k);
     return kvc_page_scaled(layout->k_format, layout->k_scale, page + layout->k_params, layout->d8_k,
                            token, channel, code);
 }
@@ -86,8 +117,9 @@ static inline float kvc_page_v(const struct kvc_page_layout *layout, const uint8
     const int bias = kvc_page_bias(layout->v_format, layout->v_scale, KVC_BIAS8_V);
     const uint32_t line = layout->v_row_major ? token : channel;
     const uint32_t e = layout->v_row_major ? channel : token;
-    const float code = kvc_line_element(
-        layout->v_format, bias, page + layout->v_codes + (size_t)line * layout->v_stride, e);
+    const float code =
+        kvc_line_element(layout->v_format, bias,
+                         page + layout->v_codes + (size_t)line * layout->v_stride, e, layout->d8_v);
     return kvc_page_scaled(layout->v_format, layout->v_scale, page + layout->v_params, layout->d8_v,
                            token, channel, code);
 }

@@ -287,6 +287,23 @@ static void drop_empty_sealed_pages(struct model_seq *s)
     s->n_pages = kept;
 }
 
+/* Six bits, as docs/formats.md has them: no operator has these codes. */
+static void recode_six(float *rows, size_t n, size_t dim)
+{
+    for (size_t r = 0; r < n; r++, rows += dim) {
+        float min = 0, max = 0;
+        for (size_t c = 0; c < dim; c++) {
+            min = fminf(min, rows[c]);
+            max = fmaxf(max, rows[c]);
+        }
+        const float extreme = max >= -min ? max : min;
+        const float scale = (float)half_value(half_away((double)(extreme / -32.0f)));
+        const float inverse = scale != 0 ? 1.0f / scale : 0;
+        for (size_t c = 0; c < dim; c++)
+            rows[c] = fminf(fmaxf(rintf(rows[c] * inverse), -32), 31) * scale;
+    }
+}
+
 /* Replaces n packed rows by what kvc_quantize() and kvc_dequantize() make of them. A HEAD group
  * gets its scale from a last row that holds the absmax of the whole window. */
 static void recode(const struct cache_model *m, float *rows, size_t n, size_t dim,
@@ -301,6 +318,10 @@ static void recode(const struct cache_model *m, float *rows, size_t n, size_t di
 
     if (format == KVC_F16)
         return;
+    if (format == KVC_INT6) {
+        recode_six(rows, n, dim);
+        return;
+    }
     kvc_quant_options_default(&options);
     options.format = format;
     options.scale = scale;

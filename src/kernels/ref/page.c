@@ -17,6 +17,11 @@ struct side {
     uint8_t *codes;
 };
 
+static void put_bits(uint8_t *at, uint32_t shift, unsigned mask, unsigned bits)
+{
+    *at = (uint8_t)((*at & ~(mask << shift)) | (bits & mask) << shift);
+}
+
 /* Writes a stored (unsigned) code or half at row r, element e of its line of codes. */
 static void put(const struct side *side, uint32_t token, uint32_t channel, unsigned stored)
 {
@@ -29,8 +34,9 @@ static void put(const struct side *side, uint32_t token, uint32_t channel, unsig
     } else if (side->format == KVC_INT8) {
         at[e] = (uint8_t)stored;
     } else {
-        at += kvc_nibble_byte(e);
-        *at = (uint8_t)((*at & ~(15u << kvc_nibble_shift(e))) | stored << kvc_nibble_shift(e));
+        put_bits(at + kvc_nibble_byte(e), kvc_nibble_shift(e), 15, stored);
+        if (side->format == KVC_INT6)
+            put_bits(at + kvc_pair_byte(e, side->d8), kvc_pair_shift(e), 3, stored >> 4);
     }
 }
 
@@ -91,7 +97,7 @@ static void seal_head(const struct side *side, int bits, float absmax, uint8_t *
 
 static void seal_side(const struct side *side, uint8_t scale, float absmax, uint8_t *params)
 {
-    const int bits = side->format == KVC_INT8 ? 8 : 4;
+    const int bits = (int)kvc_code_bits(side->format);
 
     if (side->format == KVC_F16) {
         for (uint32_t t = 0; t < side->n_rows; t++)
@@ -154,7 +160,7 @@ kvc_status kvc_read_page_ref(const struct kvc_queue *queue, const struct kvc_pag
     return KVC_OK;
 }
 
-/* Copies element src_e of a line of codes to dst_e; 16, 8 or 4 bits. */
+/* Copies element src_e of a line of codes of V, or of half parameters, to dst_e. */
 static void move_element(uint8_t format, const uint8_t *src, uint32_t src_e, uint8_t *dst,
                          uint32_t dst_e)
 {
@@ -163,11 +169,8 @@ static void move_element(uint8_t format, const uint8_t *src, uint32_t src_e, uin
     } else if (format == KVC_INT8) {
         dst[dst_e] = src[src_e];
     } else {
-        const unsigned code =
-            (unsigned)src[kvc_nibble_byte(src_e)] >> kvc_nibble_shift(src_e) & 15u;
-        uint8_t *at = dst + kvc_nibble_byte(dst_e);
-        *at =
-            (uint8_t)((*at & ~(15u << kvc_nibble_shift(dst_e))) | code << kvc_nibble_shift(dst_e));
+        put_bits(dst + kvc_nibble_byte(dst_e), kvc_nibble_shift(dst_e), 15,
+                 (unsigned)kvc_line_nibble(src, src_e));
     }
 }
 

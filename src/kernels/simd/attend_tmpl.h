@@ -28,7 +28,8 @@ enum reader {
     READ_INT8,
     READ_INT8_UNSIGNED,
     READ_INT4,
-    READ_INT4_UNSIGNED
+    READ_INT4_UNSIGNED,
+    READ_INT6
 };
 
 static inline enum reader page_reader(uint8_t format, uint8_t scale, enum reader half)
@@ -38,6 +39,8 @@ static inline enum reader page_reader(uint8_t format, uint8_t scale, enum reader
         return half;
     if (format == KVC_INT8)
         return is_unsigned ? READ_INT8_UNSIGNED : READ_INT8;
+    if (format == KVC_INT6)
+        return READ_INT6;
     return is_unsigned ? READ_INT4_UNSIGNED : READ_INT4;
 }
 
@@ -48,8 +51,8 @@ struct lines {
     uint32_t n, len; /* at most TILE_LINES lines of len elements; len is a multiple of 8 */
 };
 
-/* Elements i ... i + n - 1 of a line as floats; n is VLEN or 8. */
-V_INLINE vf read_line(enum reader reader, const uint8_t *line, size_t i, size_t n)
+/* Elements i ... i + n - 1 of a line of len as floats; n is VLEN or 8. */
+V_INLINE vf read_line(enum reader reader, const uint8_t *line, size_t len, size_t i, size_t n)
 {
     const void *at = line;
     switch (reader) {
@@ -61,6 +64,7 @@ V_INLINE vf read_line(enum reader reader, const uint8_t *line, size_t i, size_t 
     case READ_INT8: return v_load_page_i8(line + i, n, KVC_BIAS8_K);
     case READ_INT8_UNSIGNED: return v_load_page_i8(line + i, n, 0);
     case READ_INT4: return v_load_page_i4(line + i / 2, n, KVC_BIAS4);
+    case READ_INT6: return v_load_page_i6(line + i / 2, line + len / 2 + i / 4, n);
     default: return v_load_page_i4(line + i / 2, n, 0);
     }
 }
@@ -76,21 +80,21 @@ V_INLINE vf multiply_row(enum reader reader, struct lines lines, uint32_t first,
         const uint8_t *line = lines.data + (first + j) * lines.stride;
         uint32_t i = 0;
         for (; i + VLEN <= lines.len; i += VLEN)
-            sums[j] = v_fma(v_load(x + i), read_line(reader, line, i, VLEN), sums[j]);
+            sums[j] = v_fma(v_load(x + i), read_line(reader, line, lines.len, i, VLEN), sums[j]);
         if (i < lines.len)
-            sums[j] = v_fma(v_load(x + i), read_line(reader, line, i, 8), sums[j]);
+            sums[j] = v_fma(v_load(x + i), read_line(reader, line, lines.len, i, 8), sums[j]);
     }
     return v_hadd_all(sums);
 }
 
 /* One vector of 4 lines times BLOCK_ROWS rows. */
-V_INLINE void multiply_step(enum reader reader, const uint8_t *const *line, const float *const *x,
-                            size_t i, size_t n, vf *sums)
+V_INLINE void multiply_step(enum reader reader, const uint8_t *const *line, size_t len,
+                            const float *const *x, size_t i, size_t n, vf *sums)
 {
     vf y[4];
     V_UNROLL
     for (int j = 0; j < 4; j++)
-        y[j] = read_line(reader, line[j], i, n);
+        y[j] = read_line(reader, line[j], len, i, n);
     V_UNROLL
     for (int r = 0; r < BLOCK_ROWS; r++) {
         const vf a = v_load(x[r] + i);
@@ -114,9 +118,9 @@ V_INLINE vf multiply_block(enum reader reader, struct lines lines, uint32_t firs
         sums[i] = v_zero();
     uint32_t i = 0;
     for (; i + VLEN <= lines.len; i += VLEN)
-        multiply_step(reader, line, x, i, VLEN, sums);
+        multiply_step(reader, line, lines.len, x, i, VLEN, sums);
     if (i < lines.len)
-        multiply_step(reader, line, x, i, 8, sums);
+        multiply_step(reader, line, lines.len, x, i, 8, sums);
     return v_hadd_all(sums);
 }
 
@@ -147,6 +151,7 @@ static inline void multiply(const struct lines *lines, const float *const *x, ui
     case READ_F16: multiply_lines(READ_F16, *lines, x, n, out, stride); break;
     case READ_F16_FINITE: multiply_lines(READ_F16_FINITE, *lines, x, n, out, stride); break;
     case READ_INT8: multiply_lines(READ_INT8, *lines, x, n, out, stride); break;
+    case READ_INT6: multiply_lines(READ_INT6, *lines, x, n, out, stride); break;
     default: multiply_lines(READ_INT4, *lines, x, n, out, stride);
     }
 }
@@ -157,9 +162,9 @@ V_INLINE void unpack_lines(enum reader reader, struct lines lines, float *tile)
         const uint8_t *line = lines.data + j * lines.stride;
         size_t i = 0;
         for (; i + VLEN <= lines.len; i += VLEN)
-            v_store(tile + i, read_line(reader, line, i, VLEN));
+            v_store(tile + i, read_line(reader, line, lines.len, i, VLEN));
         if (i < lines.len)
-            v_store(tile + i, read_line(reader, line, i, 8));
+            v_store(tile + i, read_line(reader, line, lines.len, i, 8));
     }
 }
 
@@ -172,6 +177,7 @@ static inline struct lines unpack(const struct lines *lines, float *tile)
     case READ_INT8: unpack_lines(READ_INT8, *lines, tile); break;
     case READ_INT8_UNSIGNED: unpack_lines(READ_INT8_UNSIGNED, *lines, tile); break;
     case READ_INT4: unpack_lines(READ_INT4, *lines, tile); break;
+    case READ_INT6: unpack_lines(READ_INT6, *lines, tile); break;
     default: unpack_lines(READ_INT4_UNSIGNED, *lines, tile);
     }
     return (struct lines){.reader = READ_F32,

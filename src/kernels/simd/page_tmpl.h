@@ -42,7 +42,7 @@ static inline void token_coders(const struct side *side, int bits, struct side_c
         memcpy(side->params + 2 * (size_t)t, &scale, sizeof(scale));
         coders->factor[t] = coder.factor;
     }
-    coders->lo = v_set1(bits == 8 ? -127.0f : -8.0f);
+    coders->lo = v_set1((float)kvc_token_code_min(bits));
     coders->hi = v_set1((float)kvc_code_max(bits));
 }
 
@@ -79,7 +79,7 @@ static inline void head_coders(const struct side *side, int bits, float absmax,
 
 static inline void make_coders(const struct side *side, float absmax, struct side_coders *coders)
 {
-    const int bits = side->format == KVC_INT8 ? 8 : 4;
+    const int bits = (int)kvc_code_bits(side->format);
     coders->by_channel = side->scale == KVC_SCALE_CHANNEL;
     if (side->scale == KVC_SCALE_CHANNEL)
         side_channel_coders(side, bits, coders);
@@ -109,10 +109,13 @@ static inline void store_line(const struct side *side, uint32_t line, uint32_t e
                               size_t n)
 {
     uint8_t *at = side->codes + (size_t)line * side->stride;
-    if (side->format == KVC_INT8)
+    if (side->format == KVC_INT8) {
         b_store(at + e, codes, n);
-    else
-        b_store(at + e / 2, b_pack_page_nibbles(codes), n / 2);
+        return;
+    }
+    b_store(at + e / 2, b_pack_page_nibbles(codes), n / 2);
+    if (side->format == KVC_INT6)
+        b_store(at + side->d8 / 2 + e / 4, b_pack_page_pairs(codes), n / 4);
 }
 
 static inline void seal_rows(const struct side *side, const struct side_coders *coders)
@@ -216,12 +219,12 @@ struct read_side {
     float scales[KVC_PAGE_ROWS]; /* of tokens; not for CHANNEL */
 };
 
-/* Codes at a place as the numbers of channels c ... c + n - 1; n is VLEN or 8. */
-V_INLINE vf read_numbers(enum reader reader, const struct read_side *side, const uint8_t *at,
-                         float scale, uint32_t c, size_t n)
+/* Codes i ... i + n - 1 of a line as the numbers of channels from c on; n is VLEN or 8. */
+V_INLINE vf read_numbers(enum reader reader, const struct read_side *side, const uint8_t *line,
+                         uint32_t i, float scale, uint32_t c, size_t n)
 {
     const uint16_t *scales = (const uint16_t *)(const void *)side->params;
-    const vf codes = read_line(reader, at, 0, n);
+    const vf codes = read_line(reader, line, side->d8, i, n);
     switch (reader) {
     case READ_F16: return codes;
     case READ_INT8_UNSIGNED:
@@ -232,33 +235,35 @@ V_INLINE vf read_numbers(enum reader reader, const struct read_side *side, const
     }
 }
 
-/* Channels c ... end - 1 of token t, whose codes begin at a place. */
-V_INLINE void read_row(enum reader reader, const struct read_side *side, const uint8_t *at,
-                       uint32_t bits, uint32_t t, uint32_t c, uint32_t end)
+/* Channels c ... end - 1 of token t: the codes of a line, from its start on. */
+V_INLINE void read_row(enum reader reader, const struct read_side *side, const uint8_t *line,
+                       uint32_t t, uint32_t c, uint32_t end)
 {
     const float scale = side->scales[t];
     float *row = side->dst + (t - side->first) * side->dst_stride;
-    for (; c + VLEN <= end; c += VLEN, at += VLEN * bits / 8)
-        v_store(row + c, read_numbers(reader, side, at, scale, c, VLEN));
+    uint32_t i = 0;
+    for (; c + VLEN <= end; c += VLEN, i += VLEN)
+        v_store(row + c, read_numbers(reader, side, line, i, scale, c, VLEN));
     if (c < end)
-        v_store_n(row + c, read_numbers(reader, side, at, scale, c, lanes_left(c, side->d8)),
+        v_store_n(row + c, read_numbers(reader, side, line, i, scale, c, lanes_left(c, side->d8)),
                   end - c);
 }
 
-V_INLINE void read_rows(enum reader reader, uint32_t bits, const struct read_side *side)
+V_INLINE void read_rows(enum reader reader, const struct read_side *side)
 {
     for (uint32_t t = side->first; t < side->first + side->n_rows; t++)
-        read_row(reader, side, side->codes + t * side->stride, bits, t, 0, side->d);
+        read_row(reader, side, side->codes + t * side->stride, t, 0, side->d);
 }
 
 static inline void read_lines_of_tokens(const struct read_side *side)
 {
     switch (page_reader(side->format, side->scale, READ_F16)) {
-    case READ_F16: read_rows(READ_F16, 16, side); break;
-    case READ_INT8: read_rows(READ_INT8, 8, side); break;
-    case READ_INT8_UNSIGNED: read_rows(READ_INT8_UNSIGNED, 8, side); break;
-    case READ_INT4: read_rows(READ_INT4, 4, side); break;
-    default: read_rows(READ_INT4_UNSIGNED, 4, side);
+    case READ_F16: read_rows(READ_F16, side); break;
+    case READ_INT8: read_rows(READ_INT8, side); break;
+    case READ_INT8_UNSIGNED: read_rows(READ_INT8_UNSIGNED, side); break;
+    case READ_INT4: read_rows(READ_INT4, side); break;
+    case READ_INT6: read_rows(READ_INT6, side); break;
+    default: read_rows(READ_INT4_UNSIGNED, side);
     }
 }
 
@@ -291,7 +296,7 @@ static inline void turn_halves(const struct read_side *side, uint32_t t, uint32_
         }
 }
 
-V_INLINE void read_columns(enum reader reader, uint32_t bits, const struct read_side *side)
+V_INLINE void read_columns(enum reader reader, const struct read_side *side)
 {
     const uint32_t last = side->first + side->n_rows;
     uint16_t halves[16][16] = {{0}};
@@ -304,19 +309,19 @@ V_INLINE void read_columns(enum reader reader, uint32_t bits, const struct read_
                 turn_codes(side, t0, c, bytes);
             for (uint32_t t = t0 < side->first ? side->first : t0; t < last && t < t0 + 16; t++)
                 read_row(reader, side,
-                         reader == READ_F16 ? (const uint8_t *)halves[t - t0] : bytes[t - t0], bits,
-                         t, c, side->d < c + 16 ? side->d : c + 16);
+                         reader == READ_F16 ? (const uint8_t *)halves[t - t0] : bytes[t - t0], t, c,
+                         side->d < c + 16 ? side->d : c + 16);
         }
 }
 
 static inline void read_lines_of_channels(const struct read_side *side)
 {
     if (side->format == KVC_F16)
-        read_columns(READ_F16, 16, side);
+        read_columns(READ_F16, side);
     else if (side->scale == KVC_SCALE_CHANNEL)
-        read_columns(READ_INT8_UNSIGNED, 8, side);
+        read_columns(READ_INT8_UNSIGNED, side);
     else
-        read_columns(READ_INT8, 8, side);
+        read_columns(READ_INT8, side);
 }
 
 static inline void read_side(struct read_side *side, bool row_major)

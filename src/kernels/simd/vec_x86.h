@@ -76,6 +76,17 @@ static inline vb b_pack_page_nibbles(vb x)
     return b_pack_nibbles(_mm_shuffle_epi8(x, order));
 }
 
+/* Bits 4 and 5 of 16 bytes: two half words of the second plane of a page's INT6 codes. */
+V_INLINE vb b_pack_page_pairs(vb x)
+{
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    const __m128i high = _mm_and_si128(_mm_srli_epi16(x, 4), _mm_set1_epi8(3));
+    const __m128i twos = _mm_maddubs_epi16(_mm_shuffle_epi8(high, order), _mm_set1_epi16(0x0401));
+    const __m128i fours = _mm_madd_epi16(twos, _mm_set1_epi32(0x00100001));
+    const __m128i words = _mm_packs_epi32(fours, fours);
+    return _mm_packus_epi16(words, words);
+}
+
 /* The reverse: unsigned codes plus bias. */
 static inline vb b_unpack_page_nibbles(vb x, int bias)
 {
