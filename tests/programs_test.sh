@@ -105,9 +105,11 @@ expect 1 "$engine" compare --model "$model" --file "$dir/text.txt" --context 900
 grep -q -- --rope "$dir/err"
 expect 0 "$engine" generate --model "$model" --prompt x --tokens 2 --rope ntk --rope-factor 1.5 --json
 
+expect 2 "$bench" attend --formats int5
 expect 0 "$bench" attend --n-kv 256 --heads 4/2 --head-dim 32 --threads 1 --tables ref \
-    --seconds 0.01 --json
-json "d['read_gbps'] > 0 and [r['format'] for r in d['rows']] == ['f16', 'int8', 'int4']"
+    --formats f16,int8,int4,k6v4,k8v4,int4-raw --seconds 0.01 --json
+json "d['read_gbps'] > 0 and [r['format'] for r in d['rows']] == ['f16', 'int8', 'int4', 'k6v4', \
+'k8v4', 'int4-raw']"
 json "all(set(r) == {'table', 'format', 'n_kv', 'heads', 'kv_heads', 'head_dim', 'threads', 'us', \
 'gbps'} for r in d['rows'])"
 
