@@ -555,6 +555,41 @@ static void long_contexts_stay_exact(void **state)
         tile_free(tiles[i]);
 }
 
+/* Channels of 64 and -64 with a spread of 2, as keys without a norm have them: what their minima
+ * and scales are folded into must not lose what tells the tokens apart. */
+static void channel_keys_far_from_zero_stay_exact(void **state)
+{
+    enum { D = 64 };
+    static struct truth truth;
+    static float out[ROWS * MAX_D];
+    float lse[ROWS];
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        const uint32_t n_rows = (const uint32_t[]){1, 2, 4, ROWS}[i / 2];
+        struct test_tile *t = tile_new(D, D, n_rows, 4, 0);
+        for (uint32_t p = 0; p < 4; p++) {
+            struct test_page *page = &t->page[p];
+            edge_free(page->data, page->layout.n_bytes);
+            *page = sealed_page(D, D, i % 2 ? KVC_INT8 : KVC_INT4, KVC_SCALE_CHANNEL, KVC_INT8,
+                                KVC_SCALE_TOKEN, 64, ~UINT64_C(0));
+            uint16_t *minima = (uint16_t *)(void *)(page->data + page->layout.k_params) + D;
+            for (int c = 0; c < D; c += 8)
+                minima[c] = c % 16 ? 0x5400 : 0xd400; /* +-64 */
+            memset(page->mask, 0xff, sizeof(page->mask));
+        }
+        tile_point(t);
+        for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
+            attend(*k, t, out, lse);
+            for (uint32_t row = 0; row < n_rows; row++) {
+                true_row(t, row, &truth);
+                assert_true(relative_error(out + (size_t)row * MAX_D, truth.out, D) <= 2e-5);
+                assert_true(fabs((double)lse[row] - truth.lse) <= 1e-5 * (1 + fabs(truth.lse)));
+            }
+        }
+        tile_free(t);
+    }
+}
+
 static double now(void)
 {
     struct timespec t;
@@ -617,6 +652,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(rows_do_not_depend_on_each_other),
         cmocka_unit_test(distant_scores_do_not_overflow),
         cmocka_unit_test(long_contexts_stay_exact),
+        cmocka_unit_test(channel_keys_far_from_zero_stay_exact),
     };
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
         bench_all();

@@ -255,9 +255,16 @@ V_INLINE void read_rows(enum reader reader, const struct read_side *side)
         read_row(reader, side, side->codes + t * side->stride, t, 0, side->d);
 }
 
+static inline enum reader stored_reader(uint8_t format, uint8_t scale)
+{
+    if (!has_channels(format, scale))
+        return code_reader(format, READ_F16);
+    return format == KVC_INT8 ? READ_INT8_UNSIGNED : READ_INT4_UNSIGNED;
+}
+
 static inline void read_lines_of_tokens(const struct read_side *side)
 {
-    switch (page_reader(side->format, side->scale, READ_F16)) {
+    switch (stored_reader(side->format, side->scale)) {
     case READ_F16: read_rows(READ_F16, side); break;
     case READ_INT8: read_rows(READ_INT8, side); break;
     case READ_INT8_UNSIGNED: read_rows(READ_INT8_UNSIGNED, side); break;
