@@ -28,18 +28,16 @@ enum reader {
     READ_INT8,
     READ_INT8_UNSIGNED,
     READ_INT4,
-    READ_INT4_UNSIGNED,
-    READ_INT6
+    READ_INT4_UNSIGNED
 };
 
-/* Codes less their bias, of CHANNEL too. */
+/* Codes less their bias, of CHANNEL too; INT6 as widen() leaves it. */
 static inline enum reader code_reader(uint8_t format, enum reader half)
 {
     switch (format) {
     case KVC_F16: return half;
-    case KVC_INT8: return READ_INT8;
-    case KVC_INT6: return READ_INT6;
-    default: return READ_INT4;
+    case KVC_INT4: return READ_INT4;
+    default: return READ_INT8;
     }
 }
 
@@ -50,8 +48,8 @@ struct lines {
     uint32_t n, len; /* at most TILE_LINES lines of len elements; len is a multiple of 8 */
 };
 
-/* Elements i ... i + n - 1 of a line of len as floats; n is VLEN or 8. */
-V_INLINE vf read_line(enum reader reader, const uint8_t *line, size_t len, size_t i, size_t n)
+/* Elements i ... i + n - 1 of a line as floats; n is VLEN or 8. */
+V_INLINE vf read_line(enum reader reader, const uint8_t *line, size_t i, size_t n)
 {
     const void *at = line;
     switch (reader) {
@@ -63,7 +61,6 @@ V_INLINE vf read_line(enum reader reader, const uint8_t *line, size_t len, size_
     case READ_INT8: return v_load_page_i8(line + i, n, KVC_BIAS8_K);
     case READ_INT8_UNSIGNED: return v_load_page_i8(line + i, n, 0);
     case READ_INT4: return v_load_page_i4(line + i / 2, n, KVC_BIAS4);
-    case READ_INT6: return v_load_page_i6(line + i / 2, line + len / 2 + i / 4, n);
     default: return v_load_page_i4(line + i / 2, n, 0);
     }
 }
@@ -79,21 +76,21 @@ V_INLINE vf multiply_row(enum reader reader, struct lines lines, uint32_t first,
         const uint8_t *line = lines.data + (first + j) * lines.stride;
         uint32_t i = 0;
         for (; i + VLEN <= lines.len; i += VLEN)
-            sums[j] = v_fma(v_load(x + i), read_line(reader, line, lines.len, i, VLEN), sums[j]);
+            sums[j] = v_fma(v_load(x + i), read_line(reader, line, i, VLEN), sums[j]);
         if (i < lines.len)
-            sums[j] = v_fma(v_load(x + i), read_line(reader, line, lines.len, i, 8), sums[j]);
+            sums[j] = v_fma(v_load(x + i), read_line(reader, line, i, 8), sums[j]);
     }
     return v_hadd_all(sums);
 }
 
 /* One vector of 4 lines times BLOCK_ROWS rows. */
-V_INLINE void multiply_step(enum reader reader, const uint8_t *const *line, size_t len,
-                            const float *const *x, size_t i, size_t n, vf *sums)
+V_INLINE void multiply_step(enum reader reader, const uint8_t *const *line, const float *const *x,
+                            size_t i, size_t n, vf *sums)
 {
     vf y[4];
     V_UNROLL
     for (int j = 0; j < 4; j++)
-        y[j] = read_line(reader, line[j], len, i, n);
+        y[j] = read_line(reader, line[j], i, n);
     V_UNROLL
     for (int r = 0; r < BLOCK_ROWS; r++) {
         const vf a = v_load(x[r] + i);
@@ -117,9 +114,9 @@ V_INLINE vf multiply_block(enum reader reader, struct lines lines, uint32_t firs
         sums[i] = v_zero();
     uint32_t i = 0;
     for (; i + VLEN <= lines.len; i += VLEN)
-        multiply_step(reader, line, lines.len, x, i, VLEN, sums);
+        multiply_step(reader, line, x, i, VLEN, sums);
     if (i < lines.len)
-        multiply_step(reader, line, lines.len, x, i, 8, sums);
+        multiply_step(reader, line, x, i, 8, sums);
     return v_hadd_all(sums);
 }
 
@@ -150,7 +147,6 @@ static inline void multiply(const struct lines *lines, const float *const *x, ui
     case READ_F16: multiply_lines(READ_F16, *lines, x, n, out, stride); break;
     case READ_F16_FINITE: multiply_lines(READ_F16_FINITE, *lines, x, n, out, stride); break;
     case READ_INT8: multiply_lines(READ_INT8, *lines, x, n, out, stride); break;
-    case READ_INT6: multiply_lines(READ_INT6, *lines, x, n, out, stride); break;
     default: multiply_lines(READ_INT4, *lines, x, n, out, stride);
     }
 }
@@ -161,9 +157,9 @@ V_INLINE void unpack_lines(enum reader reader, struct lines lines, float *tile)
         const uint8_t *line = lines.data + j * lines.stride;
         size_t i = 0;
         for (; i + VLEN <= lines.len; i += VLEN)
-            v_store(tile + i, read_line(reader, line, lines.len, i, VLEN));
+            v_store(tile + i, read_line(reader, line, i, VLEN));
         if (i < lines.len)
-            v_store(tile + i, read_line(reader, line, lines.len, i, 8));
+            v_store(tile + i, read_line(reader, line, i, 8));
     }
 }
 
@@ -174,7 +170,6 @@ static inline struct lines unpack(const struct lines *lines, float *tile)
     case READ_F16: unpack_lines(READ_F16, *lines, tile); break;
     case READ_F16_FINITE: unpack_lines(READ_F16_FINITE, *lines, tile); break;
     case READ_INT8: unpack_lines(READ_INT8, *lines, tile); break;
-    case READ_INT6: unpack_lines(READ_INT6, *lines, tile); break;
     default: unpack_lines(READ_INT4, *lines, tile);
     }
     return (struct lines){.reader = READ_F32,
@@ -182,6 +177,20 @@ static inline struct lines unpack(const struct lines *lines, float *tile)
                           .stride = kvc_attend_stride(lines->len) * sizeof(float),
                           .n = lines->n,
                           .len = (lines->len + VLEN - 1) / VLEN * VLEN};
+}
+
+/* INT6 lines as INT8 ones, in dst: 64 bytes for each 64 elements begun. */
+static inline struct lines widen(const struct lines *lines, uint8_t *dst)
+{
+    struct lines wide = *lines;
+    wide.data = dst;
+    wide.stride = (lines->len + 63) / 64 * 64;
+    for (uint32_t j = 0; j < lines->n; j++, dst += wide.stride) {
+        const uint8_t *line = lines->data + j * lines->stride;
+        for (uint32_t i = 0; i < lines->len; i += 64)
+            b_widen_page_six(line + i / 2, line + lines->len / 2 + i / 4, dst + i);
+    }
+    return wide;
 }
 
 /* The query rows that see something of a page, and what. */
@@ -224,7 +233,7 @@ static inline void token_factors(uint8_t format, uint8_t scale, const uint8_t *p
         v_store(dst + t, v_mul(by, v_set1(head)));
 }
 
-/* Room in tile->work: a tile of floats, query rows, then rows of 64 scores. */
+/* Room in tile->work: a tile of floats, query rows or a tile of bytes, then rows of 64 scores. */
 static inline float *folded_rows(const struct kvc_attend_tile *tile)
 {
     const size_t d_k = tile->pages[0].layout->d_k;
@@ -304,6 +313,8 @@ static inline void page_scores(const struct kvc_attend_tile *tile,
                               .len = layout->d8_k};
         if (!(seen->any >> t & 0xffff))
             continue;
+        if (layout->k_format == KVC_INT6)
+            lines = widen(&lines, (uint8_t *)folded_rows(tile));
         if (seen->n > BLOCK_ROWS)
             lines = unpack(&lines, tile->work);
         multiply(&lines, q, seen->n, scores + t, KVC_PAGE_ROWS);
