@@ -141,7 +141,7 @@ struct test_tile {
     struct test_page page[PAGES];
     struct kvc_attend_page attend[PAGES];
     struct kvc_attend_tile tile;
-    float *q; /* of tile */
+    float *q, *shift; /* of tile */
     size_t q_size, o_size, r_size, p_size, w_size;
 };
 
@@ -158,7 +158,11 @@ static void tile_buffers(struct test_tile *t, int d_k, int d_v)
     for (uint32_t r = 0; r < tile->n_rows; r++)
         for (int c = 0; c < d_k; c++)
             t->q[r * kvc_attend_stride((size_t)d_k) + (size_t)c] = 3 * rng_unit(&seed);
+    t->shift = edge_new(t->r_size);
+    for (uint32_t r = 0; r < tile->n_rows; r++)
+        t->shift[r] = 4 * rng_unit(&seed);
     tile->q = t->q;
+    tile->shift = rng_below(&seed, 2) ? t->shift : NULL;
     tile->pages = t->attend;
     tile->m = edge_new(t->r_size);
     tile->l = edge_new(t->r_size);
@@ -200,6 +204,7 @@ static void tile_free(struct test_tile *t)
     for (uint32_t p = 0; p < t->tile.n_pages; p++)
         edge_free(t->page[p].data, t->page[p].layout.n_bytes);
     edge_free(t->q, t->q_size);
+    edge_free(t->shift, t->r_size);
     edge_free(t->tile.m, t->r_size);
     edge_free(t->tile.l, t->r_size);
     edge_free(t->tile.o, t->o_size);
@@ -214,13 +219,14 @@ struct truth {
     double lse, out[MAX_D], weight[PAGES][KVC_PAGE_ROWS], page[PAGES];
 };
 
-static double true_score(const struct kvc_attend_tile *tile, const float *q, const float *k,
+static double true_score(const struct kvc_attend_tile *tile, uint32_t row, const float *k,
                          uint32_t d_k)
 {
+    const float *q = tile->q + row * kvc_attend_stride(d_k);
     double dot = 0;
     for (uint32_t c = 0; c < d_k; c++)
         dot += (double)q[c] * (double)k[c];
-    dot *= (double)tile->scale;
+    dot = dot * (double)tile->scale + (tile->shift ? (double)tile->shift[row] : 0);
     return tile->softcap > 0 ? (double)tile->softcap * tanh(dot / (double)tile->softcap) : dot;
 }
 
@@ -238,8 +244,7 @@ static void true_row(const struct test_tile *t, uint32_t row, struct truth *trut
         for (uint32_t i = 0; i < page->n_rows; i++) {
             if (!bit(page->mask[row], i))
                 continue;
-            const double w = exp(true_score(&t->tile, t->tile.q + row * kvc_attend_stride(d_k),
-                                            k + (size_t)i * d_k, d_k) +
+            const double w = exp(true_score(&t->tile, row, k + (size_t)i * d_k, d_k) +
                                  (page->biased ? (double)page->bias[i] : 0));
             truth->weight[p][i] = w;
             truth->page[p] += w;
@@ -430,6 +435,7 @@ static void check_alone(const struct kvc_kernels *k, const struct test_tile *t, 
     one.pages = pages;
     one.n_rows = 1;
     one.q += row * kvc_attend_stride(layout->d_k);
+    one.shift = one.shift ? one.shift + row : NULL;
     one.m = &m;
     one.l = &l;
     one.page_m = page_m;
