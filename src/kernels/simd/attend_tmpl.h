@@ -245,9 +245,7 @@ static inline float *score_rows(const struct kvc_attend_tile *tile)
     return folded_rows(tile) + KVC_TILE_ROWS * kvc_attend_stride(tile->pages[0].layout->d_k);
 }
 
-/* Some channels of a CHANNEL side: their scales, and what they hold where a code less its bias is
- * 0.
- */
+/* Some channels of a CHANNEL side: their scales, and the numbers of codes that are their bias. */
 struct channels {
     vf scale, middle;
 };
