@@ -12,215 +12,21 @@
 
 #include <cmocka.h>
 
-#include "kernels/kernels.h"
-#include "kernels/page.h"
-#include "support/edge.h"
-#include "support/rng.h"
-
-enum { MAX_D = KVC_MAX_HEAD_DIM, ROWS = KVC_TILE_ROWS, PAGES = KVC_TILE_PAGES };
-
-static uint64_t seed = 1;
-
-static bool bit(uint64_t mask, uint32_t i)
-{
-    return mask >> i & 1;
-}
-
-/* A page and what attention gets of it; data ends where its bytes end. */
-struct test_page {
-    struct kvc_page_layout layout;
-    uint8_t *data;
-    uint32_t n_rows;
-    uint64_t mask[ROWS];
-    bool biased;
-    float bias[KVC_PAGE_ROWS];
-};
-
-/* The rows of an open page are random, and NaN where nobody looks. */
-static uint8_t *open_page(const struct kvc_page_layout *layout, uint32_t n_rows, uint64_t seen)
-{
-    uint8_t *data = edge_new(layout->n_bytes);
-    memset(data, 0xff, layout->n_bytes);
-    for (uint32_t t = 0; t < n_rows; t++) {
-        uint16_t *k = (uint16_t *)(void *)(data + (size_t)t * layout->k_stride);
-        uint16_t *v = (uint16_t *)(void *)(data + layout->v_codes + (size_t)t * layout->v_stride);
-        for (uint32_t c = 0; c < layout->d8_k && bit(seen, t); c++)
-            k[c] = c < layout->d_k ? kvc_half_from_float(2 * rng_unit(&seed)) : 0;
-        for (uint32_t c = 0; c < layout->d8_v && bit(seen, t); c++)
-            v[c] = c < layout->d_v ? kvc_half_from_float(2 * rng_unit(&seed)) : 0;
-    }
-    return data;
-}
-
-/* NaN in transposed values that nobody sees: stored halves are finite, holes are anything. */
-static void poison_values(const struct test_page *page, uint64_t seen)
-{
-    for (uint32_t c = 0; c < page->layout.d8_v; c++) {
-        uint16_t *line = (uint16_t *)(void *)(page->data + page->layout.v_codes +
-                                              (size_t)c * page->layout.v_stride);
-        for (uint32_t t = 0; t < KVC_PAGE_ROWS; t++)
-            if (!bit(seen, t))
-                line[t] = t % 2 ? 0x7e00 : 0xfc00;
-    }
-}
-
-static struct test_page sealed_page(int d_k, int d_v, int k_format, int k_scale, int v_format,
-                                    int v_scale, uint32_t n_rows, uint64_t seen)
-{
-    const struct kvc_page_layout from =
-        kvc_page_layout_make(d_k, d_v, KVC_F16, 0, KVC_F16, 0, true, KVC_PAGE_ROWS);
-    struct test_page page = {.layout = kvc_page_layout_make(d_k, d_v, (uint8_t)k_format,
-                                                            (uint8_t)k_scale, (uint8_t)v_format,
-                                                            (uint8_t)v_scale, false, KVC_PAGE_ROWS),
-                             .n_rows = n_rows};
-    uint8_t *open = open_page(&from, n_rows, ~UINT64_C(0));
-    const struct kvc_seal_job job = {.from = &from,
-                                     .to = &page.layout,
-                                     .src = open,
-                                     .dst = page.data = edge_new(page.layout.n_bytes),
-                                     .n_rows = n_rows,
-                                     .absmax_k = 2.0f,
-                                     .absmax_v = 2.0f};
-    kvc_seal_page_ref(NULL, &job);
-    edge_free(open, from.n_bytes);
-    if (v_format == KVC_F16)
-        poison_values(&page, seen);
-    return page;
-}
-
-static uint64_t random_mask(uint32_t n_rows, uint32_t row)
-{
-    const uint64_t held = ~UINT64_C(0) >> (KVC_PAGE_ROWS - n_rows), bits = rng_next(&seed);
-    switch (rng_below(&seed, 6)) {
-    case 0: return 0;
-    case 1: return held & bits;
-    case 2: return held & bits & rng_next(&seed) & rng_next(&seed);
-    case 3: return held & ~UINT64_C(0) >> (63 - (bits % 48 + row));
-    case 4: return UINT64_C(1) << bits % n_rows;
-    default: return ~UINT64_C(0); /* bits beyond n_rows mean nothing */
-    }
-}
-
-/* A bias for the rows that somebody sees, and NaN for the others; or none. */
-static void random_bias(struct test_page *page, uint64_t seen)
-{
-    page->biased = rng_below(&seed, 2);
-    for (uint32_t i = 0; i < KVC_PAGE_ROWS; i++)
-        page->bias[i] = bit(seen, i) ? 2 * rng_unit(&seed) : NAN;
-}
-
-static struct test_page random_page(int d_k, int d_v, uint32_t n_rows_of_tile)
-{
-    static const uint8_t scales[] = {KVC_SCALE_HEAD, KVC_SCALE_TOKEN, KVC_SCALE_CHANNEL};
-    const bool strip = rng_below(&seed, 8) == 0;
-    const uint32_t n_rows = strip                 ? 1 + (uint32_t)rng_below(&seed, 6)
-                            : rng_below(&seed, 2) ? 64
-                                                  : 1 + (uint32_t)rng_below(&seed, 64);
-    struct test_page page;
-    uint64_t mask[ROWS] = {0}, seen = 0;
-    for (uint32_t row = 0; row < n_rows_of_tile; row++) {
-        mask[row] = random_mask(n_rows, row);
-        seen |= mask[row];
-    }
-    if (strip || rng_below(&seed, 6) == 0) { /* or an open page */
-        page.layout = kvc_page_layout_make(d_k, d_v, KVC_F16, 0, KVC_F16, 0, true,
-                                           strip ? n_rows : KVC_PAGE_ROWS);
-        page.data = open_page(&page.layout, n_rows, seen);
-        page.n_rows = n_rows;
-    } else {
-        page = sealed_page(d_k, d_v, (int)rng_below(&seed, 3), scales[rng_below(&seed, 3)],
-                           (int)rng_below(&seed, 3), scales[rng_below(&seed, 3)], n_rows, seen);
-    }
-    memcpy(page.mask, mask, sizeof(mask));
-    random_bias(&page, seen);
-    return page;
-}
-
-/* A tile with all its memory, each block ending at a fault. */
-struct test_tile {
-    struct test_page page[PAGES];
-    struct kvc_attend_page attend[PAGES];
-    struct kvc_attend_tile tile;
-    float *q; /* of tile */
-    size_t q_size, o_size, r_size, p_size, w_size;
-};
-
-static void tile_buffers(struct test_tile *t, int d_k, int d_v)
-{
-    struct kvc_attend_tile *tile = &t->tile;
-    t->q_size = tile->n_rows * kvc_attend_stride((size_t)d_k) * sizeof(float);
-    t->o_size = tile->n_rows * kvc_attend_stride((size_t)d_v) * sizeof(float);
-    t->r_size = tile->n_rows * sizeof(float);
-    t->p_size = tile->n_pages * t->r_size;
-    t->w_size = kvc_attend_work_size((size_t)d_k) * sizeof(float);
-    t->q = edge_new(t->q_size);
-    memset(t->q, 0, t->q_size);
-    for (uint32_t r = 0; r < tile->n_rows; r++)
-        for (int c = 0; c < d_k; c++)
-            t->q[r * kvc_attend_stride((size_t)d_k) + (size_t)c] = 3 * rng_unit(&seed);
-    tile->q = t->q;
-    tile->pages = t->attend;
-    tile->m = edge_new(t->r_size);
-    tile->l = edge_new(t->r_size);
-    tile->o = edge_new(t->o_size);
-    tile->page_m = edge_new(t->p_size);
-    tile->page_l = edge_new(t->p_size);
-    tile->work = edge_new(t->w_size);
-    memset(tile->work, 0xff, t->w_size);
-}
-
-static void tile_point(struct test_tile *t)
-{
-    for (uint32_t p = 0; p < t->tile.n_pages; p++)
-        t->attend[p] = (struct kvc_attend_page){.data = t->page[p].data,
-                                                .layout = &t->page[p].layout,
-                                                .n_rows = t->page[p].n_rows,
-                                                .mask = t->page[p].mask,
-                                                .bias = t->page[p].biased ? t->page[p].bias : NULL};
-}
-
-static struct test_tile *tile_new(int d_k, int d_v, uint32_t n_rows, uint32_t n_pages,
-                                  float softcap)
-{
-    struct test_tile *t = calloc(1, sizeof(*t));
-    assert_non_null(t);
-    t->tile.n_rows = n_rows;
-    t->tile.n_pages = n_pages;
-    t->tile.scale = 1 / sqrtf((float)d_k);
-    t->tile.softcap = softcap;
-    for (uint32_t p = 0; p < n_pages; p++)
-        t->page[p] = random_page(d_k, d_v, n_rows);
-    tile_point(t);
-    tile_buffers(t, d_k, d_v);
-    return t;
-}
-
-static void tile_free(struct test_tile *t)
-{
-    for (uint32_t p = 0; p < t->tile.n_pages; p++)
-        edge_free(t->page[p].data, t->page[p].layout.n_bytes);
-    edge_free(t->q, t->q_size);
-    edge_free(t->tile.m, t->r_size);
-    edge_free(t->tile.l, t->r_size);
-    edge_free(t->tile.o, t->o_size);
-    edge_free(t->tile.page_m, t->p_size);
-    edge_free(t->tile.page_l, t->p_size);
-    edge_free(t->tile.work, t->w_size);
-    free(t);
-}
+#include "support/tile.h"
 
 /* One row of attention in float64. */
 struct truth {
     double lse, out[MAX_D], weight[PAGES][KVC_PAGE_ROWS], page[PAGES];
 };
 
-static double true_score(const struct kvc_attend_tile *tile, const float *q, const float *k,
+static double true_score(const struct kvc_attend_tile *tile, uint32_t row, const float *k,
                          uint32_t d_k)
 {
+    const float *q = tile->q + row * kvc_attend_stride(d_k);
     double dot = 0;
     for (uint32_t c = 0; c < d_k; c++)
         dot += (double)q[c] * (double)k[c];
-    dot *= (double)tile->scale;
+    dot = dot * (double)tile->scale + (tile->shift ? (double)tile->shift[row] : 0);
     return tile->softcap > 0 ? (double)tile->softcap * tanh(dot / (double)tile->softcap) : dot;
 }
 
@@ -238,8 +44,7 @@ static void true_row(const struct test_tile *t, uint32_t row, struct truth *trut
         for (uint32_t i = 0; i < page->n_rows; i++) {
             if (!bit(page->mask[row], i))
                 continue;
-            const double w = exp(true_score(&t->tile, t->tile.q + row * kvc_attend_stride(d_k),
-                                            k + (size_t)i * d_k, d_k) +
+            const double w = exp(true_score(&t->tile, row, k + (size_t)i * d_k, d_k) +
                                  (page->biased ? (double)page->bias[i] : 0));
             truth->weight[p][i] = w;
             truth->page[p] += w;
@@ -430,6 +235,7 @@ static void check_alone(const struct kvc_kernels *k, const struct test_tile *t, 
     one.pages = pages;
     one.n_rows = 1;
     one.q += row * kvc_attend_stride(layout->d_k);
+    one.shift = one.shift ? one.shift + row : NULL;
     one.m = &m;
     one.l = &l;
     one.page_m = page_m;
@@ -555,6 +361,41 @@ static void long_contexts_stay_exact(void **state)
         tile_free(tiles[i]);
 }
 
+/* Channels of 64 and -64 with a spread of 2, as keys without a norm have them: what their minima
+ * and scales are folded into must not lose what tells the tokens apart. */
+static void channel_keys_far_from_zero_stay_exact(void **state)
+{
+    enum { D = 64 };
+    static struct truth truth;
+    static float out[ROWS * MAX_D];
+    float lse[ROWS];
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        const uint32_t n_rows = (const uint32_t[]){1, 2, 4, ROWS}[i / 2];
+        struct test_tile *t = tile_new(D, D, n_rows, 4, 0);
+        for (uint32_t p = 0; p < 4; p++) {
+            struct test_page *page = &t->page[p];
+            edge_free(page->data, page->layout.n_bytes);
+            *page = sealed_page(D, D, i % 2 ? KVC_INT8 : KVC_INT4, KVC_SCALE_CHANNEL, KVC_INT8,
+                                KVC_SCALE_TOKEN, 64, ~UINT64_C(0));
+            uint16_t *minima = (uint16_t *)(void *)(page->data + page->layout.k_params) + D;
+            for (int c = 0; c < D; c += 8)
+                minima[c] = c % 16 ? 0x5400 : 0xd400; /* +-64 */
+            memset(page->mask, 0xff, sizeof(page->mask));
+        }
+        tile_point(t);
+        for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
+            attend(*k, t, out, lse);
+            for (uint32_t row = 0; row < n_rows; row++) {
+                true_row(t, row, &truth);
+                assert_true(relative_error(out + (size_t)row * MAX_D, truth.out, D) <= 2e-5);
+                assert_true(fabs((double)lse[row] - truth.lse) <= 1e-5 * (1 + fabs(truth.lse)));
+            }
+        }
+        tile_free(t);
+    }
+}
+
 static double now(void)
 {
     struct timespec t;
@@ -617,6 +458,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(rows_do_not_depend_on_each_other),
         cmocka_unit_test(distant_scores_do_not_overflow),
         cmocka_unit_test(long_contexts_stay_exact),
+        cmocka_unit_test(channel_keys_far_from_zero_stay_exact),
     };
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
         bench_all();

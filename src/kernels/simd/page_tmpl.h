@@ -224,7 +224,7 @@ V_INLINE vf read_numbers(enum reader reader, const struct read_side *side, const
                          uint32_t i, float scale, uint32_t c, size_t n)
 {
     const uint16_t *scales = (const uint16_t *)(const void *)side->params;
-    const vf codes = read_line(reader, line, side->d8, i, n);
+    const vf codes = read_line(reader, line, i, n);
     switch (reader) {
     case READ_F16: return codes;
     case READ_INT8_UNSIGNED:
@@ -255,14 +255,30 @@ V_INLINE void read_rows(enum reader reader, const struct read_side *side)
         read_row(reader, side, side->codes + t * side->stride, t, 0, side->d);
 }
 
+static inline void read_six(const struct read_side *side)
+{
+    uint8_t codes[KVC_MAX_HEAD_DIM];
+    for (uint32_t t = side->first; t < side->first + side->n_rows; t++) {
+        const struct lines line = {.data = side->codes + t * side->stride, .n = 1, .len = side->d8};
+        widen(&line, codes);
+        read_row(READ_INT8, side, codes, t, 0, side->d);
+    }
+}
+
+static inline enum reader stored_reader(uint8_t format, uint8_t scale)
+{
+    if (!has_channels(format, scale))
+        return code_reader(format, READ_F16);
+    return format == KVC_INT8 ? READ_INT8_UNSIGNED : READ_INT4_UNSIGNED;
+}
+
 static inline void read_lines_of_tokens(const struct read_side *side)
 {
-    switch (page_reader(side->format, side->scale, READ_F16)) {
+    switch (stored_reader(side->format, side->scale)) {
     case READ_F16: read_rows(READ_F16, side); break;
     case READ_INT8: read_rows(READ_INT8, side); break;
     case READ_INT8_UNSIGNED: read_rows(READ_INT8_UNSIGNED, side); break;
     case READ_INT4: read_rows(READ_INT4, side); break;
-    case READ_INT6: read_rows(READ_INT6, side); break;
     default: read_rows(READ_INT4_UNSIGNED, side);
     }
 }
@@ -327,7 +343,9 @@ static inline void read_lines_of_channels(const struct read_side *side)
 static inline void read_side(struct read_side *side, bool row_major)
 {
     token_factors(side->format, side->scale, side->params, 1.0f, side->scales);
-    if (row_major)
+    if (side->format == KVC_INT6)
+        read_six(side);
+    else if (row_major)
         read_lines_of_tokens(side);
     else
         read_lines_of_channels(side);
