@@ -12,215 +12,21 @@
 
 #include <cmocka.h>
 
-#include "kernels/kernels.h"
-#include "kernels/page.h"
-#include "support/edge.h"
-#include "support/rng.h"
-
-enum { MAX_D = KVC_MAX_HEAD_DIM, ROWS = KVC_TILE_ROWS, PAGES = KVC_TILE_PAGES };
-
-static uint64_t seed = 1;
-
-static bool bit(uint64_t mask, uint32_t i)
-{
-    return mask >> i & 1;
-}
-
-/* A page and what attention gets of it; data ends where its bytes end. */
-struct test_page {
-    struct kvc_page_layout layout;
-    uint8_t *data;
-    uint32_t n_rows;
-    uint64_t mask[ROWS];
-    bool biased;
-    float bias[KVC_PAGE_ROWS];
-};
-
-/* The rows of an open page are random, and NaN where nobody looks. */
-static uint8_t *open_page(const struct kvc_page_layout *layout, uint32_t n_rows, uint64_t seen)
-{
-    uint8_t *data = edge_new(layout->n_bytes);
-    memset(data, 0xff, layout->n_bytes);
-    for (uint32_t t = 0; t < n_rows; t++) {
-        uint16_t *k = (uint16_t *)(void *)(data + (size_t)t * layout->k_stride);
-        uint16_t *v = (uint16_t *)(void *)(data + layout->v_codes + (size_t)t * layout->v_stride);
-        for (uint32_t c = 0; c < layout->d8_k && bit(seen, t); c++)
-            k[c] = c < layout->d_k ? kvc_half_from_float(2 * rng_unit(&seed)) : 0;
-        for (uint32_t c = 0; c < layout->d8_v && bit(seen, t); c++)
-            v[c] = c < layout->d_v ? kvc_half_from_float(2 * rng_unit(&seed)) : 0;
-    }
-    return data;
-}
-
-/* NaN in transposed values that nobody sees: stored halves are finite, holes are anything. */
-static void poison_values(const struct test_page *page, uint64_t seen)
-{
-    for (uint32_t c = 0; c < page->layout.d8_v; c++) {
-        uint16_t *line = (uint16_t *)(void *)(page->data + page->layout.v_codes +
-                                              (size_t)c * page->layout.v_stride);
-        for (uint32_t t = 0; t < KVC_PAGE_ROWS; t++)
-            if (!bit(seen, t))
-                line[t] = t % 2 ? 0x7e00 : 0xfc00;
-    }
-}
-
-static struct test_page sealed_page(int d_k, int d_v, int k_format, int k_scale, int v_format,
-                                    int v_scale, uint32_t n_rows, uint64_t seen)
-{
-    const struct kvc_page_layout from =
-        kvc_page_layout_make(d_k, d_v, KVC_F16, 0, KVC_F16, 0, true, KVC_PAGE_ROWS);
-    struct test_page page = {.layout = kvc_page_layout_make(d_k, d_v, (uint8_t)k_format,
-                                                            (uint8_t)k_scale, (uint8_t)v_format,
-                                                            (uint8_t)v_scale, false, KVC_PAGE_ROWS),
-                             .n_rows = n_rows};
-    uint8_t *open = open_page(&from, n_rows, ~UINT64_C(0));
-    const struct kvc_seal_job job = {.from = &from,
-                                     .to = &page.layout,
-                                     .src = open,
-                                     .dst = page.data = edge_new(page.layout.n_bytes),
-                                     .n_rows = n_rows,
-                                     .absmax_k = 2.0f,
-                                     .absmax_v = 2.0f};
-    kvc_seal_page_ref(NULL, &job);
-    edge_free(open, from.n_bytes);
-    if (v_format == KVC_F16)
-        poison_values(&page, seen);
-    return page;
-}
-
-static uint64_t random_mask(uint32_t n_rows, uint32_t row)
-{
-    const uint64_t held = ~UINT64_C(0) >> (KVC_PAGE_ROWS - n_rows), bits = rng_next(&seed);
-    switch (rng_below(&seed, 6)) {
-    case 0: return 0;
-    case 1: return held & bits;
-    case 2: return held & bits & rng_next(&seed) & rng_next(&seed);
-    case 3: return held & ~UINT64_C(0) >> (63 - (bits % 48 + row));
-    case 4: return UINT64_C(1) << bits % n_rows;
-    default: return ~UINT64_C(0); /* bits beyond n_rows mean nothing */
-    }
-}
-
-/* A bias for the rows that somebody sees, and NaN for the others; or none. */
-static void random_bias(struct test_page *page, uint64_t seen)
-{
-    page->biased = rng_below(&seed, 2);
-    for (uint32_t i = 0; i < KVC_PAGE_ROWS; i++)
-        page->bias[i] = bit(seen, i) ? 2 * rng_unit(&seed) : NAN;
-}
-
-static struct test_page random_page(int d_k, int d_v, uint32_t n_rows_of_tile)
-{
-    static const uint8_t scales[] = {KVC_SCALE_HEAD, KVC_SCALE_TOKEN, KVC_SCALE_CHANNEL};
-    const bool strip = rng_below(&seed, 8) == 0;
-    const uint32_t n_rows = strip                 ? 1 + (uint32_t)rng_below(&seed, 6)
-                            : rng_below(&seed, 2) ? 64
-                                                  : 1 + (uint32_t)rng_below(&seed, 64);
-    struct test_page page;
-    uint64_t mask[ROWS] = {0}, seen = 0;
-    for (uint32_t row = 0; row < n_rows_of_tile; row++) {
-        mask[row] = random_mask(n_rows, row);
-        seen |= mask[row];
-    }
-    if (strip || rng_below(&seed, 6) == 0) { /* or an open page */
-        page.layout = kvc_page_layout_make(d_k, d_v, KVC_F16, 0, KVC_F16, 0, true,
-                                           strip ? n_rows : KVC_PAGE_ROWS);
-        page.data = open_page(&page.layout, n_rows, seen);
-        page.n_rows = n_rows;
-    } else {
-        page = sealed_page(d_k, d_v, (int)rng_below(&seed, 3), scales[rng_below(&seed, 3)],
-                           (int)rng_below(&seed, 3), scales[rng_below(&seed, 3)], n_rows, seen);
-    }
-    memcpy(page.mask, mask, sizeof(mask));
-    random_bias(&page, seen);
-    return page;
-}
-
-/* A tile with all its memory, each block ending at a fault. */
-struct test_tile {
-    struct test_page page[PAGES];
-    struct kvc_attend_page attend[PAGES];
-    struct kvc_attend_tile tile;
-    float *q; /* of tile */
-    size_t q_size, o_size, r_size, p_size, w_size;
-};
-
-static void tile_buffers(struct test_tile *t, int d_k, int d_v)
-{
-    struct kvc_attend_tile *tile = &t->tile;
-    t->q_size = tile->n_rows * kvc_attend_stride((size_t)d_k) * sizeof(float);
-    t->o_size = tile->n_rows * kvc_attend_stride((size_t)d_v) * sizeof(float);
-    t->r_size = tile->n_rows * sizeof(float);
-    t->p_size = tile->n_pages * t->r_size;
-    t->w_size = kvc_attend_work_size((size_t)d_k) * sizeof(float);
-    t->q = edge_new(t->q_size);
-    memset(t->q, 0, t->q_size);
-    for (uint32_t r = 0; r < tile->n_rows; r++)
-        for (int c = 0; c < d_k; c++)
-            t->q[r * kvc_attend_stride((size_t)d_k) + (size_t)c] = 3 * rng_unit(&seed);
-    tile->q = t->q;
-    tile->pages = t->attend;
-    tile->m = edge_new(t->r_size);
-    tile->l = edge_new(t->r_size);
-    tile->o = edge_new(t->o_size);
-    tile->page_m = edge_new(t->p_size);
-    tile->page_l = edge_new(t->p_size);
-    tile->work = edge_new(t->w_size);
-    memset(tile->work, 0xff, t->w_size);
-}
-
-static void tile_point(struct test_tile *t)
-{
-    for (uint32_t p = 0; p < t->tile.n_pages; p++)
-        t->attend[p] = (struct kvc_attend_page){.data = t->page[p].data,
-                                                .layout = &t->page[p].layout,
-                                                .n_rows = t->page[p].n_rows,
-                                                .mask = t->page[p].mask,
-                                                .bias = t->page[p].biased ? t->page[p].bias : NULL};
-}
-
-static struct test_tile *tile_new(int d_k, int d_v, uint32_t n_rows, uint32_t n_pages,
-                                  float softcap)
-{
-    struct test_tile *t = calloc(1, sizeof(*t));
-    assert_non_null(t);
-    t->tile.n_rows = n_rows;
-    t->tile.n_pages = n_pages;
-    t->tile.scale = 1 / sqrtf((float)d_k);
-    t->tile.softcap = softcap;
-    for (uint32_t p = 0; p < n_pages; p++)
-        t->page[p] = random_page(d_k, d_v, n_rows);
-    tile_point(t);
-    tile_buffers(t, d_k, d_v);
-    return t;
-}
-
-static void tile_free(struct test_tile *t)
-{
-    for (uint32_t p = 0; p < t->tile.n_pages; p++)
-        edge_free(t->page[p].data, t->page[p].layout.n_bytes);
-    edge_free(t->q, t->q_size);
-    edge_free(t->tile.m, t->r_size);
-    edge_free(t->tile.l, t->r_size);
-    edge_free(t->tile.o, t->o_size);
-    edge_free(t->tile.page_m, t->p_size);
-    edge_free(t->tile.page_l, t->p_size);
-    edge_free(t->tile.work, t->w_size);
-    free(t);
-}
+#include "support/tile.h"
 
 /* One row of attention in float64. */
 struct truth {
     double lse, out[MAX_D], weight[PAGES][KVC_PAGE_ROWS], page[PAGES];
 };
 
-static double true_score(const struct kvc_attend_tile *tile, const float *q, const float *k,
+static double true_score(const struct kvc_attend_tile *tile, uint32_t row, const float *k,
                          uint32_t d_k)
 {
+    const float *q = tile->q + row * kvc_attend_stride(d_k);
     double dot = 0;
     for (uint32_t c = 0; c < d_k; c++)
         dot += (double)q[c] * (double)k[c];
-    dot *= (double)tile->scale;
+    dot = dot * (double)tile->scale + (tile->shift ? (double)tile->shift[row] : 0);
     return tile->softcap > 0 ? (double)tile->softcap * tanh(dot / (double)tile->softcap) : dot;
 }
 
@@ -238,8 +44,7 @@ static void true_row(const struct test_tile *t, uint32_t row, struct truth *trut
         for (uint32_t i = 0; i < page->n_rows; i++) {
             if (!bit(page->mask[row], i))
                 continue;
-            const double w = exp(true_score(&t->tile, t->tile.q + row * kvc_attend_stride(d_k),
-                                            k + (size_t)i * d_k, d_k) +
+            const double w = exp(true_score(&t->tile, row, k + (size_t)i * d_k, d_k) +
                                  (page->biased ? (double)page->bias[i] : 0));
             truth->weight[p][i] = w;
             truth->page[p] += w;
@@ -361,16 +166,19 @@ static void every_format_equals_float64(void **state)
 {
     static const uint8_t codes[8][2] = {{KVC_F16, 0},  {KVC_INT8, 0}, {KVC_INT8, 1}, {KVC_INT8, 2},
                                         {KVC_INT4, 0}, {KVC_INT4, 1}, {KVC_INT4, 2}, {KVC_INT6, 1}};
+    /* From 128 channels on, tokens have several scales; the last counts for the rest of the row. */
+    static const int sizes[3][2] = {{40, 72}, {200, 136}, {128, 256}};
     (void)state;
-    for (int i = 0; i < 56 * 4; i++) {
+    for (int i = 0; i < 56 * 4 * 3; i++) {
         const uint8_t *k = codes[i % 8], *v = codes[i / 8 % 7];
-        struct test_tile *t = tile_new(40, 72, (const uint32_t[]){1, 2, 3, 7}[i / 56], 1, 0);
+        const int d_k = sizes[i / 224][0], d_v = sizes[i / 224][1];
+        struct test_tile *t = tile_new(d_k, d_v, (const uint32_t[]){1, 2, 3, 7}[i / 56 % 4], 1, 0);
         edge_free(t->page[0].data, t->page[0].layout.n_bytes);
         const struct test_page old = t->page[0];
         uint64_t seen = 0;
         for (uint32_t r = 0; r < t->tile.n_rows; r++)
             seen |= old.mask[r];
-        t->page[0] = sealed_page(40, 72, k[0], k[1], v[0], v[1], old.n_rows, seen);
+        t->page[0] = sealed_page(d_k, d_v, k[0], k[1], v[0], v[1], old.n_rows, seen);
         memcpy(t->page[0].mask, old.mask, sizeof(old.mask));
         random_bias(&t->page[0], seen);
         tile_point(t);
@@ -430,6 +238,7 @@ static void check_alone(const struct kvc_kernels *k, const struct test_tile *t, 
     one.pages = pages;
     one.n_rows = 1;
     one.q += row * kvc_attend_stride(layout->d_k);
+    one.shift = one.shift ? one.shift + row : NULL;
     one.m = &m;
     one.l = &l;
     one.page_m = page_m;
@@ -555,6 +364,41 @@ static void long_contexts_stay_exact(void **state)
         tile_free(tiles[i]);
 }
 
+/* Channels of 64 and -64 with a spread of 2, as keys without a norm have them: what their minima
+ * and scales are folded into must not lose what tells the tokens apart. */
+static void channel_keys_far_from_zero_stay_exact(void **state)
+{
+    enum { D = 64 };
+    static struct truth truth;
+    static float out[ROWS * MAX_D];
+    float lse[ROWS];
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        const uint32_t n_rows = (const uint32_t[]){1, 2, 4, ROWS}[i / 2];
+        struct test_tile *t = tile_new(D, D, n_rows, 4, 0);
+        for (uint32_t p = 0; p < 4; p++) {
+            struct test_page *page = &t->page[p];
+            edge_free(page->data, page->layout.n_bytes);
+            *page = sealed_page(D, D, i % 2 ? KVC_INT8 : KVC_INT4, KVC_SCALE_CHANNEL, KVC_INT8,
+                                KVC_SCALE_TOKEN, 64, ~UINT64_C(0));
+            uint16_t *minima = (uint16_t *)(void *)(page->data + page->layout.k_params) + D;
+            for (int c = 0; c < D; c += 8)
+                minima[c] = c % 16 ? 0x5400 : 0xd400; /* +-64 */
+            memset(page->mask, 0xff, sizeof(page->mask));
+        }
+        tile_point(t);
+        for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
+            attend(*k, t, out, lse);
+            for (uint32_t row = 0; row < n_rows; row++) {
+                true_row(t, row, &truth);
+                assert_true(relative_error(out + (size_t)row * MAX_D, truth.out, D) <= 2e-5);
+                assert_true(fabs((double)lse[row] - truth.lse) <= 1e-5 * (1 + fabs(truth.lse)));
+            }
+        }
+        tile_free(t);
+    }
+}
+
 static double now(void)
 {
     struct timespec t;
@@ -562,16 +406,21 @@ static double now(void)
     return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
+/* What the pages of a measurement hold; V has token scales. */
+struct bench_case {
+    const char *name;
+    int k_format, k_scale, v_format;
+};
+
 /* ns a page of K and V together, head size 128, pages in cache. */
-static void bench(const struct kvc_kernels *k, int format, uint32_t n_rows)
+static void bench(const struct kvc_kernels *k, const struct bench_case *c, uint32_t n_rows)
 {
     struct test_tile *t = tile_new(128, 128, n_rows, PAGES, 0);
     double best = 1e30;
     for (uint32_t p = 0; p < PAGES; p++) {
         edge_free(t->page[p].data, t->page[p].layout.n_bytes);
-        t->page[p] =
-            sealed_page(128, 128, format, KVC_SCALE_TOKEN, format == KVC_INT6 ? KVC_INT4 : format,
-                        KVC_SCALE_TOKEN, 64, ~UINT64_C(0));
+        t->page[p] = sealed_page(128, 128, c->k_format, c->k_scale, c->v_format, KVC_SCALE_TOKEN,
+                                 64, ~UINT64_C(0));
         for (uint32_t r = 0; r < n_rows; r++)
             t->page[p].mask[r] = ~UINT64_C(0);
     }
@@ -581,9 +430,26 @@ static void bench(const struct kvc_kernels *k, int format, uint32_t n_rows)
         k->attend_pages(NULL, &t->tile);
         best = fmin(best, now() - start);
     }
-    printf("%-7s attend_pages %s rows %2u: %9.0f ns a page\n", k->name,
-           (const char *[]){"f16 ", "int8", "int4", "k6v4"}[format], n_rows, best / PAGES);
+    printf("%-7s attend_pages %-12s rows %2u: %9.0f ns a page\n", k->name, c->name, n_rows,
+           best / PAGES);
     tile_free(t);
+}
+
+static void bench_all(void)
+{
+    static const struct bench_case cases[] = {
+        {"f16", KVC_F16, 0, KVC_F16},
+        {"int8", KVC_INT8, KVC_SCALE_TOKEN, KVC_INT8},
+        {"int8-channel", KVC_INT8, KVC_SCALE_CHANNEL, KVC_INT8},
+        {"k8v4", KVC_INT8, KVC_SCALE_TOKEN, KVC_INT4},
+        {"k6v4", KVC_INT6, KVC_SCALE_TOKEN, KVC_INT4},
+        {"int4", KVC_INT4, KVC_SCALE_TOKEN, KVC_INT4},
+        {"int4-raw", KVC_INT4, KVC_SCALE_CHANNEL, KVC_INT4},
+    };
+    for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++)
+        for (uint32_t n_rows = 1; n_rows <= ROWS; n_rows *= 2)
+            for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+                bench(*k, &cases[i], n_rows);
 }
 
 int main(int argc, char **argv)
@@ -595,12 +461,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(rows_do_not_depend_on_each_other),
         cmocka_unit_test(distant_scores_do_not_overflow),
         cmocka_unit_test(long_contexts_stay_exact),
+        cmocka_unit_test(channel_keys_far_from_zero_stay_exact),
     };
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
-        for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++)
-            for (int format = KVC_F16; format <= KVC_INT6; format++)
-                for (uint32_t n_rows = 1; n_rows <= ROWS; n_rows *= 2)
-                    bench(*k, format, n_rows);
+        bench_all();
         return 0;
     }
     return cmocka_run_group_tests(tests, NULL, NULL);

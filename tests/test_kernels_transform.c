@@ -6,7 +6,9 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -267,7 +269,33 @@ static void the_shift_is_added_before_the_softcap(void **state)
         }
 }
 
-int main(void)
+static double now(void)
+{
+    struct timespec t;
+    timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+/* ns a row of K on its way into a cache: less the mean, over the scale, rotated. */
+static void bench(const struct kvc_kernels *k, size_t d)
+{
+    enum { N = 64 };
+    static float x[N * MAX_D], out[N * MAX_D], mean[MAX_D], inverse[MAX_D];
+    const struct kvc_rows rows = {x, KVC_DTYPE_F32, d, N, d};
+    const struct kvc_row_transform t = {.sub = mean, .mul = inverse, .block = (uint32_t)(d & -d)};
+    double best = 1e30;
+    fill(x, N * d, -1, 1);
+    fill(mean, d, -1, 1);
+    fill(inverse, d, 0.1f, 3);
+    for (int i = 0; i < 2000; i++) {
+        const double start = now();
+        k->transform_rows(NULL, &rows, &t, out, d, d);
+        best = fmin(best, now() - start);
+    }
+    printf("%-7s transform_rows d %3zu: %6.1f ns a row\n", k->name, d, best / N);
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_row_computed_by_hand_comes_out),
@@ -277,5 +305,11 @@ int main(void)
         cmocka_unit_test(a_second_rotation_undoes_the_first),
         cmocka_unit_test(the_shift_is_added_before_the_softcap),
     };
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) {
+        for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++)
+            for (size_t d = 64; d <= 256; d *= 2)
+                bench(*k, d);
+        return 0;
+    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

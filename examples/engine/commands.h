@@ -7,14 +7,14 @@ enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 int generate_command(int argc, char **argv);
 int calibrate_command(int argc, char **argv);
-
-/* The same under another name; no other program needs the other commands. */
-int observe_as(const char *program, int argc, char **argv);
-
+int sensitivity_command(int argc, char **argv);
 int tokens_command(int argc, char **argv);
 int compare_command(int argc, char **argv);
 int long_command(int argc, char **argv);
 int vqa_command(int argc, char **argv);
 int exam_command(int argc, char **argv);
+
+/* calibrate_command() under the name of another program. */
+int observe_as(const char *program, int argc, char **argv);
 
 #endif

@@ -13,12 +13,24 @@ enum { BLOCK_TOKENS = 128, MAX_LAYERS = 512, MIN_RUNS = 3, MAX_RUNS = 4096 };
 static const size_t min_total_bytes = (size_t)256 << 20;
 static const size_t max_layer_bytes = (size_t)2 << 30;
 
+/* K and V under the names of presets, and INT8 keys with INT4 values. */
+const char *const attend_formats[ATTEND_N_FORMATS] = {"f16",  "int8", "int4",
+                                                      "k6v4", "k8v4", "int4-raw"};
+static const kvc_precision precisions[ATTEND_N_FORMATS] = {
+    {KVC_F16, KVC_F16, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
+    {KVC_INT8, KVC_INT8, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
+    {KVC_INT4, KVC_INT4, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
+    {KVC_INT6, KVC_INT4, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
+    {KVC_INT8, KVC_INT4, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
+    {KVC_INT4, KVC_INT4, KVC_SCALE_CHANNEL, KVC_SCALE_TOKEN},
+};
+
 static const char *const table_names[] = {"ref", "avx2", "avx512"};
 
 enum { N_TABLES = sizeof table_names / sizeof *table_names };
 
 struct options {
-    struct bench_list formats; /* kvc_format */
+    struct bench_list formats; /* indices of attend_formats */
     struct bench_list tables;  /* indices of table_names */
     struct bench_list n_kv;
     struct bench_list n_heads; /* with n_kv_heads: pairs */
@@ -46,7 +58,8 @@ struct bench {
 
 static bool set_formats(void *options, const char *value)
 {
-    return bench_parse_names(value, attend_formats, 3, &((struct options *)options)->formats);
+    return bench_parse_names(value, attend_formats, ATTEND_N_FORMATS,
+                             &((struct options *)options)->formats);
 }
 
 static bool set_tables(void *options, const char *value)
@@ -110,7 +123,8 @@ static bool set_json(void *options, const char *value)
 }
 
 static const struct bench_option option_table[] = {
-    {"--formats", "LIST", "of f16,int8,int4; default all", set_formats},
+    {"--formats", "LIST", "of f16,int8,int4,k6v4,k8v4,int4-raw; default the first four",
+     set_formats},
     {"--tables", "LIST", "of ref,avx2,avx512; default those that this CPU has", set_tables},
     {"--n-kv", "LIST", "cached tokens; default 4096,16384,32768", set_n_kv},
     {"--heads", "LIST", "query heads/KV heads; default 32/8,32/32", set_heads},
@@ -121,14 +135,22 @@ static const struct bench_option option_table[] = {
     {"--json", NULL, "print JSON instead of a table", set_json},
 };
 
+/* A page of one side, K or V. */
+static size_t side_bytes(kvc_format format, kvc_scale scale, size_t dim)
+{
+    static const size_t bits[] = {[KVC_F16] = 16, [KVC_INT8] = 8, [KVC_INT4] = 4, [KVC_INT6] = 6};
+    size_t n_params = scale == KVC_SCALE_CHANNEL ? 2 * dim : KVC_PAGE_TOKENS;
+    size_t params = format == KVC_F16 ? 0 : n_params * sizeof(uint16_t);
+    return KVC_PAGE_TOKENS * dim * bits[format] / 8 + params;
+}
+
 static size_t layer_bytes(const struct attend_shape *shape)
 {
-    static const size_t bits[] = {[KVC_F16] = 16, [KVC_INT8] = 8, [KVC_INT4] = 4};
+    const kvc_precision *p = &precisions[shape->format];
     size_t n_pages = ((size_t)shape->n_kv + KVC_PAGE_TOKENS - 1) / KVC_PAGE_TOKENS;
-    size_t params = shape->format == KVC_F16 ? 0 : (size_t)2 * KVC_PAGE_TOKENS * sizeof(uint16_t);
     size_t padded_dim = ((size_t)shape->head_dim + 7) / 8 * 8;
-    size_t codes = (size_t)2 * KVC_PAGE_TOKENS * padded_dim * bits[shape->format] / 8;
-    return n_pages * (size_t)shape->n_kv_heads * (codes + params);
+    return n_pages * (size_t)shape->n_kv_heads *
+           (side_bytes(p->k, p->k_scale, padded_dim) + side_bytes(p->v, p->v_scale, padded_dim));
 }
 
 static int open_cache(struct bench *b, const struct attend_shape *shape)
@@ -148,10 +170,7 @@ static int open_cache(struct bench *b, const struct attend_shape *shape)
     params.probe_rows = 0;
     params.recent_tokens = 0;
     params.sink_tokens = 0;
-    params.precision = (kvc_precision){.k = shape->format,
-                                       .v = shape->format,
-                                       .k_scale = KVC_SCALE_TOKEN,
-                                       .v_scale = KVC_SCALE_TOKEN};
+    params.precision = precisions[shape->format];
     kvc_status status = kvc_cache_min_budget(&params, &params.budget_bytes);
     if (status != KVC_OK)
         return bench_fail("kvc_cache_min_budget", status);
@@ -339,7 +358,7 @@ static int plan(const struct options *o, struct attend_shape *shapes)
     for (size_t h = 0; h < o->n_heads.n; h++)
         for (size_t t = 0; t < o->n_kv.n; t++)
             for (size_t f = 0; f < o->formats.n; f++) {
-                shapes[n] = (struct attend_shape){.format = (kvc_format)o->formats.items[f],
+                shapes[n] = (struct attend_shape){.format = o->formats.items[f],
                                                   .n_kv = o->n_kv.items[t],
                                                   .n_heads = o->n_heads.items[h],
                                                   .n_kv_heads = o->n_kv_heads.items[h],
@@ -430,7 +449,7 @@ static int run(struct options *o)
 
 int bench_attend(int argc, char **argv)
 {
-    struct options options = {.formats = {3, {KVC_F16, KVC_INT8, KVC_INT4}},
+    struct options options = {.formats = {4, {0, 1, 2, 3}},
                               .tables = {N_TABLES, {0, 1, 2}},
                               .n_kv = {3, {4096, 16384, 32768}},
                               .n_heads = {2, {32, 32}},

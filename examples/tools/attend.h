@@ -6,7 +6,7 @@
 
 /* What one cache holds. */
 struct attend_shape {
-    kvc_format format;
+    long format; /* index of attend_formats */
     long n_kv;
     long n_heads;
     long n_kv_heads;
@@ -22,7 +22,9 @@ struct attend_row {
     double gbps;
 };
 
-extern const char *const attend_formats[3]; /* by kvc_format */
+enum { ATTEND_N_FORMATS = 6 };
+
+extern const char *const attend_formats[ATTEND_N_FORMATS];
 
 /* read_gbps: of the machine, for each of threads. */
 void attend_print_json(const struct attend_row *rows, size_t n_rows,

@@ -4,8 +4,6 @@
 
 #include "attend.h"
 
-const char *const attend_formats[3] = {"f16", "int8", "int4"};
-
 void attend_print_json(const struct attend_row *rows, size_t n_rows,
                        const struct bench_list *threads, const double *read_gbps)
 {
@@ -56,7 +54,7 @@ void attend_print_table(const struct attend_row *rows, size_t n_rows,
     for (size_t i = 0; i < threads->n; i++)
         printf("%s %.2f GB/s with %ld thread%s", i ? "," : "", read_gbps[i], threads->items[i],
                threads->items[i] == 1 ? "" : "s");
-    printf(".\n\n%-9s %4s %8s %-6s %7s %-7s %12s %9s %8s %8s\n", "heads", "dim", "n_kv", "format",
+    printf(".\n\n%-9s %4s %8s %-8s %7s %-7s %12s %9s %8s %8s\n", "heads", "dim", "n_kv", "format",
            "threads", "table", "us", "GB/s", "of read", "vs ref");
     for (size_t i = 0; i < n_rows; i++) {
         const struct attend_row *row = &rows[i];
@@ -65,7 +63,7 @@ void attend_print_table(const struct attend_row *rows, size_t n_rows,
         snprintf(heads, sizeof heads, "%ld/%ld", row->shape.n_heads, row->shape.n_kv_heads);
         if (ref)
             snprintf(ratio, sizeof ratio, "%.1fx", ref->us / row->us);
-        printf("%-9s %4ld %8ld %-6s %7ld %-7s %12.1f %9.2f %7.0f%% %8s\n", heads,
+        printf("%-9s %4ld %8ld %-8s %7ld %-7s %12.1f %9.2f %7.0f%% %8s\n", heads,
                row->shape.head_dim, row->shape.n_kv, attend_formats[row->shape.format],
                row->n_threads, row->table, row->us, row->gbps,
                100 * row->gbps / read_of(threads, read_gbps, row->n_threads), ratio);

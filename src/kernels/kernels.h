@@ -209,11 +209,11 @@ static inline size_t kvc_attend_stride(size_t d)
     return (d + 15) & ~(size_t)15;
 }
 
-/* A tile of 16 rows of K or of 16 channels of V as floats, scores, and 64 scales. */
+/* A tile of 16 rows of K or of 16 channels of V as floats, query rows, and scores. */
 static inline size_t kvc_attend_work_size(size_t d_k)
 {
     return 16 * kvc_attend_stride(d_k > KVC_PAGE_ROWS ? d_k : KVC_PAGE_ROWS) +
-           (size_t)(KVC_TILE_ROWS + 1) * KVC_PAGE_ROWS;
+           KVC_TILE_ROWS * (kvc_attend_stride(d_k) + KVC_PAGE_ROWS);
 }
 
 /* mass[page][token] += sum over the tile's rows of exp(s - lse[row]); rows whose lse is not finite

@@ -28,20 +28,17 @@ enum reader {
     READ_INT8,
     READ_INT8_UNSIGNED,
     READ_INT4,
-    READ_INT4_UNSIGNED,
-    READ_INT6
+    READ_INT4_UNSIGNED
 };
 
-static inline enum reader page_reader(uint8_t format, uint8_t scale, enum reader half)
+/* Codes less their bias, of CHANNEL too; INT6 as widen() leaves it. */
+static inline enum reader code_reader(uint8_t format, enum reader half)
 {
-    const bool is_unsigned = scale == KVC_SCALE_CHANNEL;
-    if (format == KVC_F16)
-        return half;
-    if (format == KVC_INT8)
-        return is_unsigned ? READ_INT8_UNSIGNED : READ_INT8;
-    if (format == KVC_INT6)
-        return READ_INT6;
-    return is_unsigned ? READ_INT4_UNSIGNED : READ_INT4;
+    switch (format) {
+    case KVC_F16: return half;
+    case KVC_INT4: return READ_INT4;
+    default: return READ_INT8;
+    }
 }
 
 struct lines {
@@ -51,8 +48,8 @@ struct lines {
     uint32_t n, len; /* at most TILE_LINES lines of len elements; len is a multiple of 8 */
 };
 
-/* Elements i ... i + n - 1 of a line of len as floats; n is VLEN or 8. */
-V_INLINE vf read_line(enum reader reader, const uint8_t *line, size_t len, size_t i, size_t n)
+/* Elements i ... i + n - 1 of a line as floats; n is VLEN or 8. */
+V_INLINE vf read_line(enum reader reader, const uint8_t *line, size_t i, size_t n)
 {
     const void *at = line;
     switch (reader) {
@@ -64,7 +61,6 @@ V_INLINE vf read_line(enum reader reader, const uint8_t *line, size_t len, size_
     case READ_INT8: return v_load_page_i8(line + i, n, KVC_BIAS8_K);
     case READ_INT8_UNSIGNED: return v_load_page_i8(line + i, n, 0);
     case READ_INT4: return v_load_page_i4(line + i / 2, n, KVC_BIAS4);
-    case READ_INT6: return v_load_page_i6(line + i / 2, line + len / 2 + i / 4, n);
     default: return v_load_page_i4(line + i / 2, n, 0);
     }
 }
@@ -80,21 +76,21 @@ V_INLINE vf multiply_row(enum reader reader, struct lines lines, uint32_t first,
         const uint8_t *line = lines.data + (first + j) * lines.stride;
         uint32_t i = 0;
         for (; i + VLEN <= lines.len; i += VLEN)
-            sums[j] = v_fma(v_load(x + i), read_line(reader, line, lines.len, i, VLEN), sums[j]);
+            sums[j] = v_fma(v_load(x + i), read_line(reader, line, i, VLEN), sums[j]);
         if (i < lines.len)
-            sums[j] = v_fma(v_load(x + i), read_line(reader, line, lines.len, i, 8), sums[j]);
+            sums[j] = v_fma(v_load(x + i), read_line(reader, line, i, 8), sums[j]);
     }
     return v_hadd_all(sums);
 }
 
 /* One vector of 4 lines times BLOCK_ROWS rows. */
-V_INLINE void multiply_step(enum reader reader, const uint8_t *const *line, size_t len,
-                            const float *const *x, size_t i, size_t n, vf *sums)
+V_INLINE void multiply_step(enum reader reader, const uint8_t *const *line, const float *const *x,
+                            size_t i, size_t n, vf *sums)
 {
     vf y[4];
     V_UNROLL
     for (int j = 0; j < 4; j++)
-        y[j] = read_line(reader, line[j], len, i, n);
+        y[j] = read_line(reader, line[j], i, n);
     V_UNROLL
     for (int r = 0; r < BLOCK_ROWS; r++) {
         const vf a = v_load(x[r] + i);
@@ -118,9 +114,9 @@ V_INLINE vf multiply_block(enum reader reader, struct lines lines, uint32_t firs
         sums[i] = v_zero();
     uint32_t i = 0;
     for (; i + VLEN <= lines.len; i += VLEN)
-        multiply_step(reader, line, lines.len, x, i, VLEN, sums);
+        multiply_step(reader, line, x, i, VLEN, sums);
     if (i < lines.len)
-        multiply_step(reader, line, lines.len, x, i, 8, sums);
+        multiply_step(reader, line, x, i, 8, sums);
     return v_hadd_all(sums);
 }
 
@@ -151,7 +147,6 @@ static inline void multiply(const struct lines *lines, const float *const *x, ui
     case READ_F16: multiply_lines(READ_F16, *lines, x, n, out, stride); break;
     case READ_F16_FINITE: multiply_lines(READ_F16_FINITE, *lines, x, n, out, stride); break;
     case READ_INT8: multiply_lines(READ_INT8, *lines, x, n, out, stride); break;
-    case READ_INT6: multiply_lines(READ_INT6, *lines, x, n, out, stride); break;
     default: multiply_lines(READ_INT4, *lines, x, n, out, stride);
     }
 }
@@ -162,9 +157,9 @@ V_INLINE void unpack_lines(enum reader reader, struct lines lines, float *tile)
         const uint8_t *line = lines.data + j * lines.stride;
         size_t i = 0;
         for (; i + VLEN <= lines.len; i += VLEN)
-            v_store(tile + i, read_line(reader, line, lines.len, i, VLEN));
+            v_store(tile + i, read_line(reader, line, i, VLEN));
         if (i < lines.len)
-            v_store(tile + i, read_line(reader, line, lines.len, i, 8));
+            v_store(tile + i, read_line(reader, line, i, 8));
     }
 }
 
@@ -175,16 +170,41 @@ static inline struct lines unpack(const struct lines *lines, float *tile)
     case READ_F16: unpack_lines(READ_F16, *lines, tile); break;
     case READ_F16_FINITE: unpack_lines(READ_F16_FINITE, *lines, tile); break;
     case READ_INT8: unpack_lines(READ_INT8, *lines, tile); break;
-    case READ_INT8_UNSIGNED: unpack_lines(READ_INT8_UNSIGNED, *lines, tile); break;
-    case READ_INT4: unpack_lines(READ_INT4, *lines, tile); break;
-    case READ_INT6: unpack_lines(READ_INT6, *lines, tile); break;
-    default: unpack_lines(READ_INT4_UNSIGNED, *lines, tile);
+    default: unpack_lines(READ_INT4, *lines, tile);
     }
     return (struct lines){.reader = READ_F32,
                           .data = (const uint8_t *)tile,
                           .stride = kvc_attend_stride(lines->len) * sizeof(float),
                           .n = lines->n,
                           .len = (lines->len + VLEN - 1) / VLEN * VLEN};
+}
+
+/* INT6 lines as INT8 ones, in dst: 64 bytes for each 64 elements begun. */
+static inline struct lines widen(const struct lines *lines, uint8_t *dst)
+{
+    struct lines wide = *lines;
+    wide.data = dst;
+    wide.stride = (lines->len + 63) / 64 * 64;
+    for (uint32_t j = 0; j < lines->n; j++, dst += wide.stride) {
+        const uint8_t *line = lines->data + j * lines->stride;
+        for (uint32_t i = 0; i < lines->len; i += 64)
+            b_widen_page_six(line + i / 2, line + lines->len / 2 + i / 4, dst + i);
+    }
+    return wide;
+}
+
+/* The elements of lines, which have no padding in between, that share scales. */
+static inline struct lines group_lines(const struct lines *lines, uint32_t group, uint32_t n_groups)
+{
+    const uint32_t first = group * KVC_GROUP_CHANNELS;
+    struct lines part = *lines;
+    if (n_groups == 1)
+        return part;
+    part.data += lines->reader == READ_F32    ? first * sizeof(float)
+                 : lines->reader == READ_INT4 ? first / 2
+                                              : first;
+    part.len = group + 1 < n_groups ? KVC_GROUP_CHANNELS : lines->len - first;
+    return part;
 }
 
 /* The query rows that see something of a page, and what. */
@@ -209,16 +229,16 @@ static inline struct seen seen_rows(const struct kvc_attend_page *page, uint32_t
     return seen;
 }
 
-/* What the products with the codes of each token are multiplied by. */
-static inline void token_factors(uint8_t format, uint8_t scale, const uint8_t *params, float factor,
-                                 float *dst)
+/* What the products of a group of channels with the codes of each token are multiplied by. */
+static inline void token_factors(uint8_t format, uint8_t scale, const uint8_t *params,
+                                 uint32_t group, float factor, float *dst)
 {
     const vf by = v_set1(factor);
     float head = 1.0f;
     if (format != KVC_F16 && scale == KVC_SCALE_TOKEN) {
+        const uint16_t *scales = (const uint16_t *)(const void *)params + group * KVC_PAGE_ROWS;
         for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
-            v_store(dst + t,
-                    v_mul(by, v_load_half((const uint16_t *)(const void *)params + t, VLEN)));
+            v_store(dst + t, v_mul(by, v_load_half(scales + t, VLEN)));
         return;
     }
     if (format != KVC_F16 && scale != KVC_SCALE_CHANNEL)
@@ -227,25 +247,81 @@ static inline void token_factors(uint8_t format, uint8_t scale, const uint8_t *p
         v_store(dst + t, v_mul(by, v_set1(head)));
 }
 
-/* Room in tile->work: a tile of floats, then rows of 64 scores. */
-static inline float *score_rows(const struct kvc_attend_tile *tile)
+/* Room in tile->work: a tile of floats, query rows or a tile of bytes, then rows of 64 scores. */
+static inline float *folded_rows(const struct kvc_attend_tile *tile)
 {
     const size_t d_k = tile->pages[0].layout->d_k;
     return tile->work + TILE_LINES * kvc_attend_stride(d_k > KVC_PAGE_ROWS ? d_k : KVC_PAGE_ROWS);
 }
 
-/* Codes of CHANNEL keys to numbers. */
-static inline void apply_channels(const struct kvc_page_layout *layout, const uint8_t *params,
-                                  uint32_t n, float *tile)
+static inline float *score_rows(const struct kvc_attend_tile *tile)
 {
+    return folded_rows(tile) + KVC_TILE_ROWS * kvc_attend_stride(tile->pages[0].layout->d_k);
+}
+
+/* Some channels of a CHANNEL side: their scales, and the numbers of codes that are their bias. */
+struct channels {
+    vf scale, middle;
+};
+
+static inline bool has_channels(uint8_t format, uint8_t scale)
+{
+    return format != KVC_F16 && scale == KVC_SCALE_CHANNEL;
+}
+
+V_INLINE struct channels load_channels(uint8_t format, uint32_t d8, const uint8_t *params,
+                                       uint32_t c)
+{
+    const vf bias = v_set1(format == KVC_INT8 ? KVC_BIAS8_K : KVC_BIAS4);
     const uint16_t *scales = (const uint16_t *)(const void *)params;
-    const uint16_t *minima = scales + layout->d8_k;
-    const size_t stride = kvc_attend_stride(layout->d8_k);
+    const vf scale = v_load_half(scales + c, lanes_left(c, d8));
+    const vf minimum = v_load_half(scales + d8 + c, lanes_left(c, d8));
+    return (struct channels){.scale = scale, .middle = v_fma(bias, scale, minimum)};
+}
+
+/* CHANNEL keys: q . k is (q scale) . code + q . middle. The rows become the first factor, in dst,
+ * and add the last term. */
+static inline void fold_channels(const struct kvc_attend_page *page, const float **q, uint32_t n,
+                                 float *dst, float *add)
+{
+    const struct kvc_page_layout *layout = page->layout;
+    const uint8_t *params = page->data + layout->k_params;
+    const size_t stride = kvc_attend_stride(layout->d_k);
+    vf sums[KVC_TILE_ROWS];
+    for (uint32_t i = 0; i < n; i++)
+        sums[i] = v_zero();
     for (uint32_t c = 0; c < layout->d8_k; c += VLEN) {
-        const size_t n_lanes = lanes_left(c, layout->d8_k);
-        const vf scale = v_load_half(scales + c, n_lanes), min = v_load_half(minima + c, n_lanes);
-        for (uint32_t j = 0; j < n; j++)
-            v_store(tile + j * stride + c, v_fma(v_load(tile + j * stride + c), scale, min));
+        const struct channels k = load_channels(layout->k_format, layout->d8_k, params, c);
+        for (uint32_t i = 0; i < n; i++) {
+            const vf x = v_load(q[i] + c);
+            sums[i] = v_fma(x, k.middle, sums[i]);
+            v_store(dst + i * stride + c, v_mul(x, k.scale));
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        add[i] = v_hadd(sums[i]);
+        q[i] = dst + i * stride;
+    }
+}
+
+/* Products of a tile of lines times the factors of their tokens, [seen->n][64]: the sum over groups
+ * of channels. */
+static inline void tile_scores(const struct lines *lines, const float *const *q, uint32_t n,
+                               uint32_t n_groups, const float *factors, float *scores)
+{
+    float part[KVC_TILE_ROWS * TILE_LINES];
+    for (uint32_t g = 0; g < n_groups; g++, factors += KVC_PAGE_ROWS) {
+        const struct lines some = group_lines(lines, g, n_groups);
+        const float *x[KVC_TILE_ROWS];
+        for (uint32_t i = 0; i < n; i++)
+            x[i] = q[i] + g * KVC_GROUP_CHANNELS;
+        multiply(&some, x, n, part, TILE_LINES);
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t j = 0; j < TILE_LINES; j += VLEN) {
+                float *to = scores + (size_t)i * KVC_PAGE_ROWS + j;
+                const vf s = v_mul(v_load(part + (size_t)i * TILE_LINES + j), v_load(factors + j));
+                v_store(to, g == 0 ? s : v_add(v_load(to), s));
+            }
     }
 }
 
@@ -255,32 +331,36 @@ static inline void page_scores(const struct kvc_attend_tile *tile,
                                float *scores)
 {
     const struct kvc_page_layout *layout = page->layout;
-    const uint8_t *params = page->data + layout->k_params;
-    const bool channels = layout->k_format != KVC_F16 && layout->k_scale == KVC_SCALE_CHANNEL;
+    const uint32_t n_groups = kvc_scale_groups(layout->k_format, layout->k_scale, layout->d8_k);
     const float *q[KVC_TILE_ROWS];
-    float factors[KVC_PAGE_ROWS];
+    float factors[KVC_MAX_GROUPS * KVC_PAGE_ROWS], add[KVC_TILE_ROWS] = {0};
 
+    for (uint32_t g = 0; g < n_groups; g++)
+        token_factors(layout->k_format, layout->k_scale, page->data + layout->k_params, g,
+                      tile->scale, factors + (size_t)g * KVC_PAGE_ROWS);
     for (uint32_t i = 0; i < seen->n; i++)
         q[i] = tile->q + seen->row[i] * kvc_attend_stride(layout->d_k);
+    if (has_channels(layout->k_format, layout->k_scale))
+        fold_channels(page, q, seen->n, folded_rows(tile), add);
     for (uint32_t t = 0; t < page->n_rows; t += TILE_LINES) {
-        struct lines lines = {.reader = page_reader(layout->k_format, layout->k_scale, READ_F16),
+        struct lines lines = {.reader = code_reader(layout->k_format, READ_F16),
                               .data = page->data + (size_t)t * layout->k_stride,
                               .stride = layout->k_stride,
                               .n = page->n_rows - t < TILE_LINES ? page->n_rows - t : TILE_LINES,
                               .len = layout->d8_k};
         if (!(seen->any >> t & 0xffff))
             continue;
-        if (channels || seen->n > BLOCK_ROWS)
+        if (layout->k_format == KVC_INT6)
+            lines = widen(&lines, (uint8_t *)folded_rows(tile));
+        if (seen->n > BLOCK_ROWS)
             lines = unpack(&lines, tile->work);
-        if (channels)
-            apply_channels(layout, params, lines.n, tile->work);
-        multiply(&lines, q, seen->n, scores + t, KVC_PAGE_ROWS);
+        tile_scores(&lines, q, seen->n, n_groups, factors + t, scores + t);
     }
-    token_factors(layout->k_format, layout->k_scale, params, tile->scale, factors);
     for (uint32_t i = 0; i < seen->n; i++, scores += KVC_PAGE_ROWS) {
-        const vf shift = v_set1(tile->shift ? tile->shift[seen->row[i]] : 0.0f);
+        const vf shift =
+            v_set1(tile->scale * add[i] + (tile->shift ? tile->shift[seen->row[i]] : 0.0f));
         for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
-            v_store(scores + t, v_add(v_mul(v_load(scores + t), v_load(factors + t)), shift));
+            v_store(scores + t, v_add(v_load(scores + t), shift));
         for (uint64_t left = tile->softcap > 0.0f ? seen->mask[i] : 0; left; left &= left - 1) {
             const int t = __builtin_ctzll(left);
             scores[t] = tile->softcap * tanhf(scores[t] / tile->softcap);
@@ -377,30 +457,35 @@ static inline void add_tokens(const struct kvc_attend_page *page, uint64_t mask,
         add_channels(v + 2 * c, layout->v_stride, mask, weights, layout->d8_v - c, o + c);
 }
 
-/* Channels of V with a scale and a minimum each: the line's numbers instead of its codes. */
-static inline void apply_lines(const struct kvc_page_layout *layout, const uint8_t *params,
-                               uint32_t c, uint32_t n, float *tile)
+/* Weights times the factors of a group of channels. */
+static inline void group_weights(const struct kvc_page_layout *layout, const uint8_t *params,
+                                 uint32_t group, const float *weights, uint32_t n, float *dst)
 {
-    for (uint32_t j = 0; j < n; j++, tile += KVC_PAGE_ROWS) {
-        const vf scale = v_set1(kvc_param_half(params, c + j));
-        const vf min = v_set1(kvc_param_half(params, layout->d8_v + c + j));
-        for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
-            v_store(tile + t, v_fma(v_load(tile + t), scale, min));
-    }
+    float factors[KVC_PAGE_ROWS];
+    token_factors(layout->v_format, layout->v_scale, params, group, 1.0f, factors);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN, weights += VLEN, dst += VLEN)
+            v_store(dst, v_mul(v_load(weights), v_load(factors + t)));
 }
 
-/* Transposed V: o[i] += weights[i] times the lines of all channels. */
+/* Transposed V: o[i] += weights[i] times the lines of all channels; sum_w: sums of the weights.
+ * Where there are several groups of channels, the weights are without factors yet. */
 static inline void add_lines(const struct kvc_attend_tile *tile, const struct kvc_attend_page *page,
-                             const struct seen *seen, const float *weights, float *const *o)
+                             const struct seen *seen, const float *weights, const float *sum_w,
+                             float *const *o)
 {
     const struct kvc_page_layout *layout = page->layout;
-    const bool channels = layout->v_format != KVC_F16 && layout->v_scale == KVC_SCALE_CHANNEL;
+    const uint8_t *params = page->data + layout->v_params;
+    const bool channels = has_channels(layout->v_format, layout->v_scale);
+    const uint32_t n_groups = kvc_scale_groups(layout->v_format, layout->v_scale, layout->d8_v);
+    float of_group[KVC_TILE_ROWS * KVC_PAGE_ROWS];
     const float *w[KVC_TILE_ROWS];
     for (uint32_t i = 0; i < seen->n; i++)
-        w[i] = weights + (size_t)i * KVC_PAGE_ROWS;
+        w[i] = (n_groups > 1 ? of_group : weights) + (size_t)i * KVC_PAGE_ROWS;
     for (uint32_t c = 0; c < layout->d8_v; c += TILE_LINES) {
-        struct lines lines = {.reader =
-                                  page_reader(layout->v_format, layout->v_scale, READ_F16_FINITE),
+        if (n_groups > 1 && c % KVC_GROUP_CHANNELS == 0)
+            group_weights(layout, params, kvc_group_of(c, n_groups), weights, seen->n, of_group);
+        struct lines lines = {.reader = code_reader(layout->v_format, READ_F16_FINITE),
                               .data = page->data + layout->v_codes + (size_t)c * layout->v_stride,
                               .stride = layout->v_stride,
                               .n = layout->d8_v - c < TILE_LINES ? layout->d8_v - c : TILE_LINES,
@@ -408,16 +493,27 @@ static inline void add_lines(const struct kvc_attend_tile *tile, const struct kv
         float sums[KVC_TILE_ROWS * TILE_LINES];
         if (lines.n < TILE_LINES)
             memset(sums, 0, sizeof(sums));
-        if (channels || seen->n > BLOCK_ROWS)
+        if (seen->n > BLOCK_ROWS)
             lines = unpack(&lines, tile->work);
-        if (channels)
-            apply_lines(layout, page->data + layout->v_params, c, lines.n, tile->work);
         multiply(&lines, w, seen->n, sums, TILE_LINES);
-        for (uint32_t i = 0; i < seen->n; i++)
-            for (uint32_t j = 0; j < TILE_LINES; j += VLEN)
-                v_store(o[i] + c + j,
-                        v_add(v_load(o[i] + c + j), v_load(sums + (size_t)i * TILE_LINES + j)));
+        for (uint32_t j = 0; j < lines.n; j += VLEN) {
+            struct channels v = {0};
+            if (channels)
+                v = load_channels(layout->v_format, layout->d8_v, params, c + j);
+            for (uint32_t i = 0; i < seen->n; i++) {
+                vf sum = v_load(sums + (size_t)i * TILE_LINES + j);
+                if (channels)
+                    sum = v_fma(sum, v.scale, v_mul(v.middle, v_set1(sum_w[i])));
+                v_store(o[i] + c + j, v_add(v_load(o[i] + c + j), sum));
+            }
+        }
     }
+}
+
+static inline void fill_ones(float *factors)
+{
+    for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
+        v_store(factors + t, v_set1(1.0f));
 }
 
 static inline void scale_row(float *o, size_t n, float by)
@@ -434,17 +530,22 @@ static inline void attend_page(const struct kvc_attend_tile *tile, uint32_t p)
     const size_t stride = kvc_attend_stride(layout->d_v);
     float *scores = score_rows(tile);
     float *o[KVC_TILE_ROWS];
-    float factors[KVC_PAGE_ROWS];
+    float factors[KVC_PAGE_ROWS], sum_w[KVC_TILE_ROWS];
 
     if (!seen.any)
         return;
     page_scores(tile, page, &seen, scores);
-    token_factors(layout->v_format, layout->v_scale, page->data + layout->v_params, 1.0f, factors);
+    if (kvc_scale_groups(layout->v_format, layout->v_scale, layout->d8_v) == 1)
+        token_factors(layout->v_format, layout->v_scale, page->data + layout->v_params, 0, 1.0f,
+                      factors);
+    else
+        fill_ones(factors);
     for (uint32_t i = 0; i < seen.n; i++) {
         const uint32_t row = seen.row[i];
         const struct row_state next =
             page_weights(seen.mask[i], tile->m[row], factors, scores + (size_t)i * KVC_PAGE_ROWS);
         o[i] = tile->o + row * stride;
+        sum_w[i] = next.page_l;
         if (next.shrink != 1.0f)
             scale_row(o[i], stride, next.shrink);
         tile->m[row] = next.m;
@@ -455,7 +556,7 @@ static inline void attend_page(const struct kvc_attend_tile *tile, uint32_t p)
         }
     }
     if (!layout->v_row_major) {
-        add_lines(tile, page, &seen, scores, o);
+        add_lines(tile, page, &seen, scores, sum_w, o);
         return;
     }
     for (uint32_t i = 0; i < seen.n; i++)

@@ -128,19 +128,6 @@ V_INLINE vf v_load_page_i4(const uint8_t *p, size_t n, int bias)
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(u, _mm256_set1_epi32(bias)));
 }
 
-/* The same of INT6 codes: nibbles, and pairs of bits from the second plane. */
-V_INLINE vf v_load_page_i6(const uint8_t *nibbles, const uint8_t *pairs, size_t n)
-{
-    const __m256i shift = _mm256_setr_epi32(0, 8, 2, 10, 4, 12, 6, 14);
-    const vf high = _mm256_setr_ps(0 - KVC_BIAS6, 16 - KVC_BIAS6, 32 - KVC_BIAS6, 48 - KVC_BIAS6,
-                                   0 - KVC_BIAS6, 16 - KVC_BIAS6, 32 - KVC_BIAS6, 48 - KVC_BIAS6);
-    uint16_t word;
-    memcpy(&word, pairs, sizeof(word));
-    /* The permutation looks at the low three bits only. */
-    const __m256i index = _mm256_srlv_epi32(_mm256_set1_epi32(word), shift);
-    return v_add(v_load_page_i4(nibbles, n, 0), _mm256_permutevar8x32_ps(high, index));
-}
-
 /* a * 2^n, n from -126 to 127. */
 V_INLINE vf v_exp2_scale(vf a, vi n)
 {

@@ -117,16 +117,6 @@ V_INLINE vf v_load_page_i4(const uint8_t *p, size_t n, int bias)
     return _mm512_permutexvar_ps(_mm512_srlv_epi32(words, shift), values);
 }
 
-V_INLINE vf v_load_page_i6(const uint8_t *nibbles, const uint8_t *pairs, size_t n)
-{
-    const __m512i shift =
-        _mm512_setr_epi32(0, 8, 2, 10, 4, 12, 6, 14, 16, 24, 18, 26, 20, 28, 22, 30);
-    const vf high = _mm512_broadcast_f32x4(
-        _mm_setr_ps(0 - KVC_BIAS6, 16 - KVC_BIAS6, 32 - KVC_BIAS6, 48 - KVC_BIAS6));
-    const __m512i index = _mm512_srlv_epi32(_mm512_broadcastd_epi32(b_load(pairs, n / 4)), shift);
-    return v_add(v_load_page_i4(nibbles, n, 0), _mm512_permutexvar_ps(index, high));
-}
-
 V_INLINE vf v_exp2_scale(vf a, vi n)
 {
     const __m512i exponent = _mm512_add_epi32(n, _mm512_set1_epi32(127));

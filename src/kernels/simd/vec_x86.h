@@ -1,4 +1,4 @@
-/* vec_x86.h - words that the x86 instruction sets share: up to 16 bytes in an SSE register. */
+/* vec_x86.h - words that the x86 instruction sets share, mostly of 16 bytes in an SSE register. */
 #ifndef KVC_VEC_X86_H
 #define KVC_VEC_X86_H
 
@@ -95,6 +95,33 @@ static inline vb b_unpack_page_nibbles(vb x, int bias)
     const __m128i u =
         _mm_and_si128(_mm_or_si128(pairs, _mm_slli_epi16(pairs, 4)), _mm_set1_epi8(15));
     return _mm_shuffle_epi8(_mm_add_epi8(u, _mm_set1_epi8((char)bias)), order);
+}
+
+/* 64 INT6 codes of a page become INT8 ones. Reads 32 bytes of nibbles and 16 of pairs, which may
+ * be beyond the line, but not beyond the page. */
+V_INLINE void b_widen_page_six(const uint8_t *nibbles, const uint8_t *pairs, uint8_t *dst)
+{
+    enum { ZERO = KVC_BIAS8_K - KVC_BIAS6 };
+    const __m256i low = _mm256_set1_epi8(15);
+    /* Two pairs, one in bits 0 and 1 of the index, one in bits 2 and 3. */
+    const __m256i even =
+        _mm256_broadcastsi128_si256(_mm_add_epi8(_mm_set1_epi8(ZERO), _mm_set1_epi32(0x30201000)));
+    const __m256i odd = _mm256_broadcastsi128_si256(
+        _mm_add_epi8(_mm_set1_epi8(ZERO), _mm_setr_epi32(0, 0x10101010, 0x20202020, 0x30303030)));
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
+    const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)nibbles);
+    const __m256i y = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)pairs));
+    const __m256i index = _mm256_and_si256(_mm256_or_si256(y, _mm256_slli_epi16(y, 4)), low);
+    const __m256i a = _mm256_or_si256(_mm256_and_si256(x, low), _mm256_shuffle_epi8(even, index));
+    const __m256i b = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(x, 4), low),
+                                      _mm256_shuffle_epi8(odd, index));
+    const __m256i first = _mm256_shuffle_epi8(_mm256_unpacklo_epi8(a, b), order);
+    const __m256i second = _mm256_shuffle_epi8(_mm256_unpackhi_epi8(a, b), order);
+    _mm_storeu_si128((__m128i *)(void *)dst, _mm256_castsi256_si128(first));
+    _mm_storeu_si128((__m128i *)(void *)(dst + 16), _mm256_castsi256_si128(second));
+    _mm_storeu_si128((__m128i *)(void *)(dst + 32), _mm256_extracti128_si256(first, 1));
+    _mm_storeu_si128((__m128i *)(void *)(dst + 48), _mm256_extracti128_si256(second, 1));
 }
 
 /* Interleaving the two halves of 2^k rows k times transposes them. */
