@@ -22,7 +22,7 @@ static const struct {
     uint32_t type;
 } words[N_TOKENS] = {
     [BOS] = {"<bos>", 0.0f, 3},  [A] = {"a", -10.0f, 1},          [B] = {"b", -11.0f, 1},
-    [C] = {"c", -12.0f, 1},      [S] = {SPACE, -13.0f, 1},        [AB] = {"ab", -2.5f, 1},
+    [C] = {"c", -12.0f, 1},      [S] = {SPACE, -13.0f, 1},        [AB] = {"ab", 0.5f, 1},
     [BC] = {"bc", 1.0f, 1},      [SA] = {SPACE "a", -3.0f, 1},    [AA] = {"aa", -4.0f, 1},
     [N1] = {"\n", 0.0f, 4},      [N2] = {"\n\n", 0.0f, 4},        [TAG] = {"<" SPACE ">", 0.0f, 4},
     [TAG_A] = {"< >a", 0.0f, 3}, [BYTE_C3] = {"<0xC3>", 0.0f, 6}, [BYTE_A9] = {"<0xA9>", 0.0f, 6},

@@ -96,16 +96,11 @@ size_t spm_characters(const struct text_map *tokens, const int32_t byte_ids[256]
         uint32_t character;
         const size_t length = utf8_decode(text + *used, size - *used, &character);
         const int32_t id = length > 0 ? text_map_find(tokens, text + *used, length) : -1;
-        if (id >= 0) {
-            ids[n++] = id;
-            *used += length;
-            continue;
-        }
-        for (const size_t end = *used + (length > 0 ? length : 1); *used < end; ++*used) {
-            ids[n] = byte_ids[(unsigned char)text[*used]];
-            if (ids[n++] < 0)
-                return n;
-        }
+        ids[n] = id >= 0 ? id : byte_ids[(unsigned char)text[*used]];
+        if (ids[n] < 0)
+            break;
+        *used += id >= 0 ? length : 1;
+        n++;
     }
     return n;
 }
