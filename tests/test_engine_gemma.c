@@ -24,7 +24,10 @@ enum {
     DIM = 8,
     WINDOW = 5,
     TOKENS = 24,
-    QKV_MOST = HEADS * DIM
+    Q = HEADS * DIM, /* of all heads */
+    KV = KV_HEADS * DIM,
+    LARGEST = Q * EMBD, /* of the matrices */
+    LOGITS = TOKENS * VOCAB
 };
 
 #define EPS        1e-6
@@ -35,7 +38,7 @@ enum {
 struct weights {
     char name[40];
     size_t n_out, n_in;
-    float data[VOCAB * EMBD > QKV_MOST *EMBD ? VOCAB *EMBD : QKV_MOST *EMBD];
+    float data[LARGEST];
 };
 
 /* Parts of a layer as files name them, in their order. */
@@ -58,7 +61,11 @@ static const struct part {
     {"ffn_down", EMBD, FF, 0.0f, 0.8f},
     {"post_ffw_norm", 1, EMBD, 1.5f, 0.5f},
 };
-enum { PARTS = sizeof(parts) / sizeof(*parts), TENSORS = LAYERS * PARTS + 2 };
+enum {
+    PARTS = sizeof(parts) / sizeof(*parts),
+    LAYER_TENSORS = LAYERS * PARTS,
+    TENSORS = LAYER_TENSORS + 2
+};
 
 static struct weights tensors[TENSORS];
 static struct gguf_file file;
@@ -94,7 +101,7 @@ static void draw_model(void)
 
     draw(&rng, &tensors[0], &embedding);
     snprintf(tensors[0].name, sizeof(tensors[0].name), "token_embd.weight");
-    for (size_t i = 0; i < LAYERS * PARTS; i++) {
+    for (size_t i = 0; i < LAYER_TENSORS; i++) {
         struct weights *w = &tensors[1 + i];
         draw(&rng, w, &parts[i % PARTS]);
         snprintf(w->name, sizeof(w->name), "blk.%zu.%s.weight", i / PARTS, parts[i % PARTS].name);
@@ -172,10 +179,9 @@ static double gelu(double x)
     return 0.5 * x * (1.0 + tanh(sqrt(2.0 / pi) * (x + 0.044715 * x * x * x)));
 }
 
-/* One head over the keys first ... t, each of KV_HEADS * DIM. */
-static void attend(const double *q, const double (*k)[KV_HEADS * DIM],
-                   const double (*v)[KV_HEADS * DIM], size_t head, size_t first, size_t t,
-                   double *out)
+/* One head over the keys first ... t, each of all KV heads. */
+static void attend(const double *q, const double (*k)[KV], const double (*v)[KV], size_t head,
+                   size_t first, size_t t, double *out)
 {
     const size_t at = head / (HEADS / KV_HEADS) * DIM;
     double sum = 0.0;
@@ -196,16 +202,16 @@ static void attend(const double *q, const double (*k)[KV_HEADS * DIM],
 
 static void add_attention(size_t layer, double (*x)[EMBD])
 {
-    static double k[TOKENS][KV_HEADS * DIM], v[TOKENS][KV_HEADS * DIM];
+    static double k[TOKENS][KV], v[TOKENS][KV];
     const bool is_global = layer == 5;
     const double base = is_global ? BASE : LOCAL_BASE;
-    double h[EMBD], q[HEADS * DIM], attention[HEADS * DIM], out[EMBD];
+    double h[EMBD], q[Q], attention[Q], out[EMBD];
 
     for (size_t t = 0; t < TOKENS; t++) {
         normalize(x[t], weights_of(layer, "attn_norm"), EMBD, h);
-        multiply(weights_of(layer, "attn_q"), h, HEADS * DIM, EMBD, q);
-        multiply(weights_of(layer, "attn_k"), h, KV_HEADS * DIM, EMBD, k[t]);
-        multiply(weights_of(layer, "attn_v"), h, KV_HEADS * DIM, EMBD, v[t]);
+        multiply(weights_of(layer, "attn_q"), h, Q, EMBD, q);
+        multiply(weights_of(layer, "attn_k"), h, KV, EMBD, k[t]);
+        multiply(weights_of(layer, "attn_v"), h, KV, EMBD, v[t]);
         for (size_t head = 0; head < KV_HEADS; head++) {
             double *key = k[t] + head * DIM;
             normalize(key, weights_of(layer, "attn_k_norm"), DIM, key);
@@ -216,10 +222,10 @@ static void add_attention(size_t layer, double (*x)[EMBD])
             double *query = q + head * DIM;
             normalize(query, weights_of(layer, "attn_q_norm"), DIM, query);
             turn(query, t, base);
-            attend(query, (const double(*)[KV_HEADS * DIM]) k, (const double(*)[KV_HEADS * DIM]) v,
-                   head, first, t, attention + head * DIM);
+            attend(query, (const double(*)[KV])k, (const double(*)[KV])v, head, first, t,
+                   attention + head * DIM);
         }
-        multiply(weights_of(layer, "attn_output"), attention, EMBD, HEADS * DIM, out);
+        multiply(weights_of(layer, "attn_output"), attention, EMBD, Q, out);
         normalize(out, weights_of(layer, "post_attention_norm"), EMBD, out);
         for (size_t i = 0; i < EMBD; i++)
             x[t][i] += out[i];
@@ -287,7 +293,7 @@ static double difference(size_t n, bool exact)
 {
     const struct forward_params params = {
         .model = &model, .ctx = ctx, .max_rows = TOKENS, .n_threads = 1, .exact = exact};
-    static float logits[TOKENS * VOCAB];
+    static float logits[LOGITS];
     struct failure failure;
     struct forward *forward;
     kvc_cache_params p;
@@ -310,7 +316,7 @@ static double difference(size_t n, bool exact)
                                           .n = n < TOKENS - at ? n : TOKENS - at};
         assert_true(forward_run(forward, &item, 1, logits + at * VOCAB, &failure));
     }
-    for (size_t i = 0; i < TOKENS * VOCAB; i++)
+    for (size_t i = 0; i < LOGITS; i++)
         largest = fmax(largest, fabs((double)logits[i] - expected[i / VOCAB][i % VOCAB]));
     forward_destroy(forward);
     kvc_cache_destroy(cache);

@@ -7,14 +7,17 @@
 
 size_t spm_bytes(struct gguf_text text, char *out)
 {
-    static const char space[] = {'\xe2', '\x96', '\x81'};
+    static const char space[] = "\xe2\x96\x81";
+    const size_t n_space = sizeof(space) - 1;
     size_t n = 0;
 
-    for (size_t at = 0; at < text.size;) {
-        const bool is_space =
-            text.size - at >= sizeof(space) && memcmp(text.data + at, space, sizeof(space)) == 0;
-        out[n++] = is_space ? ' ' : text.data[at];
-        at += is_space ? sizeof(space) : 1;
+    for (size_t at = 0; at < text.size; n++) {
+        if (text.size - at >= n_space && memcmp(text.data + at, space, n_space) == 0) {
+            out[n] = ' ';
+            at += n_space;
+        } else {
+            out[n] = text.data[at++];
+        }
     }
     return n;
 }
