@@ -47,18 +47,12 @@ static const struct part {
     size_t n_out, n_in;
     float centre, spread;
 } parts[] = {
-    {"attn_norm", 1, EMBD, 1.0f, 0.5f},
-    {"attn_q", HEADS *DIM, EMBD, 0.0f, 0.5f},
-    {"attn_k", KV_HEADS *DIM, EMBD, 0.0f, 0.5f},
-    {"attn_v", KV_HEADS *DIM, EMBD, 0.0f, 0.5f},
-    {"attn_q_norm", 1, DIM, 1.5f, 0.5f},
-    {"attn_k_norm", 1, DIM, 1.5f, 0.5f},
-    {"attn_output", EMBD, HEADS *DIM, 0.0f, 0.5f},
-    {"post_attention_norm", 1, EMBD, 1.5f, 0.5f},
-    {"ffn_norm", 1, EMBD, 1.0f, 0.5f},
-    {"ffn_gate", FF, EMBD, 0.0f, 0.8f},
-    {"ffn_up", FF, EMBD, 0.0f, 0.8f},
-    {"ffn_down", EMBD, FF, 0.0f, 0.8f},
+    {"attn_norm", 1, EMBD, 1.0f, 0.5f},     {"attn_q", Q, EMBD, 0.0f, 0.5f},
+    {"attn_k", KV, EMBD, 0.0f, 0.5f},       {"attn_v", KV, EMBD, 0.0f, 0.5f},
+    {"attn_q_norm", 1, DIM, 1.5f, 0.5f},    {"attn_k_norm", 1, DIM, 1.5f, 0.5f},
+    {"attn_output", EMBD, Q, 0.0f, 0.5f},   {"post_attention_norm", 1, EMBD, 1.5f, 0.5f},
+    {"ffn_norm", 1, EMBD, 1.0f, 0.5f},      {"ffn_gate", FF, EMBD, 0.0f, 0.8f},
+    {"ffn_up", FF, EMBD, 0.0f, 0.8f},       {"ffn_down", EMBD, FF, 0.0f, 0.8f},
     {"post_ffw_norm", 1, EMBD, 1.5f, 0.5f},
 };
 enum {
