@@ -122,7 +122,7 @@ static bool expanded_match(const char *p, const char *name)
             const size_t head = (size_t)(open - p), middle = (size_t)(at - from);
             memcpy(text, p, head);
             memcpy(text + head, from, middle);
-            strcpy(text + head + middle, close + 1);
+            memcpy(text + head + middle, close + 1, strlen(close + 1) + 1);
             if (expanded_match(text, name))
                 return true;
             from = at + 1;
@@ -175,10 +175,10 @@ static void random_patterns_match_what_their_expansions_match(void **state)
 /* ---- units ---- */
 
 static const kvc_smooth_unit units[UNITS] = {
-    {"model.layers.0.self_attn", 0, "q_proj", "k_proj", KVC_SMOOTH_ROPE_LINEAR},
-    {"model.layers.1.self_attn", 1, "q_norm", "k_norm", KVC_SMOOTH_ROPE_NORM},
-    {"model.layers.2.self_attn", 2, "q_proj", "k_proj", KVC_SMOOTH_ROPE_LINEAR},
-    {"model.layers.3.self_attn", 3, "q_proj", "k_proj", KVC_SMOOTH_ROPE_LINEAR}};
+    {"model.layers.0.self_attn", "q_proj", "k_proj", 0, KVC_SMOOTH_ROPE_LINEAR},
+    {"model.layers.1.self_attn", "q_norm", "k_norm", 1, KVC_SMOOTH_ROPE_NORM},
+    {"model.layers.2.self_attn", "q_proj", "k_proj", 2, KVC_SMOOTH_ROPE_LINEAR},
+    {"model.layers.3.self_attn", "q_proj", "k_proj", 3, KVC_SMOOTH_ROPE_LINEAR}};
 
 struct chosen {
     bool selected[UNITS];

@@ -71,6 +71,7 @@ static void read_file(kvc_ctx *ctx, const uint8_t *file, size_t size)
         require((status == KVC_E_FORMAT || status == KVC_E_UNSUPPORTED) && !o);
         return;
     }
+    require(size > 0);
     uint8_t *again = malloc(size);
     require(again && kvc_observation_size(o) == size);
     require(kvc_observation_save(o, again, size) == KVC_OK && memcmp(again, file, size) == 0);
