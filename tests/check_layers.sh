@@ -33,7 +33,7 @@ allowed()
     src/cache/*) [[ $to == @(include/kvc/*|src/@(ctx|arena|balance|bits|check).h|src/kernels/+([^/]).h|src/cache/*) ]] ;;
     src/*) [[ $to == @(include/kvc/@(base|"${base%%_*}").h|src/"${base%%_*}".h|src/@(ctx|arena|balance|bits|bytes|check).h|src/kernels/+([^/]).h) ]] ;;
     cuda/*) [[ $to == @(include/kvc/*|src/@(ctx|check).h|src/kernels/+([^/]).h|cuda/*) ]] ;;
-    tests/test_kernels*.c | tests/fuzz/fuzz_quant.c)
+    tests/test_kernels*.c | tests/support/tile.h | tests/fuzz/fuzz_quant.c)
         [[ $to == @(include/kvc/*|src/kernels/+([^/]).h|tests/*) ]] ;;
     tests/*) [[ $to == @(include/kvc/*|tests/*|examples/@(engine|fold|vlm)/*) ]] ;;
     examples/@(fold|tools|vision|vlm)/*)

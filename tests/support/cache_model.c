@@ -97,6 +97,7 @@ void model_open(struct cache_model *m, kvc_ctx *ctx, const kvc_cache_params *par
     for (int layer = 0; layer < params->n_layers; layer++)
         for (int head = 0; head < params->n_kv_heads; head++)
             m->precision[layer][head] = params->precision;
+    model_transform_open(m);
 }
 
 void model_set_precision(struct cache_model *m, int layer, int kv_head, kvc_precision precision)
@@ -111,6 +112,8 @@ void model_close(struct cache_model *m)
         model_seq_end(&m->seqs[i]);
     kvc_cache_destroy(m->cache);
     kvc_ctx_destroy(m->ref);
+    free(m->mean);
+    free(m->scale);
     m->cache = NULL;
     m->ref = NULL;
 }
@@ -256,8 +259,8 @@ static bool behind_recent(const struct cache_model *m, const struct model_seq *s
 static bool settles(const struct cache_model *m, const struct model_seq *s,
                     const struct model_page *page)
 {
-    return !page->sealed && at_border(m, page->end) && behind_recent(m, s, page) &&
-           page->end <= s->hold;
+    return (m->ready || model_freezes(m, s)) && !page->sealed && at_border(m, page->end) &&
+           behind_recent(m, s, page) && page->end <= s->hold;
 }
 
 static bool is_empty(const struct model_seq *s, const struct model_page *page)
@@ -393,6 +396,7 @@ static void seal(const struct cache_model *m, struct model_seq *s, int index)
 
 void model_settle(struct cache_model *m, struct model_seq *s)
 {
+    model_freeze(m, s, false);
     for (int i = 0; i < s->n_pages; i++)
         if (settles(m, s, &s->pages[i]))
             seal(m, s, i);
@@ -401,9 +405,10 @@ void model_settle(struct cache_model *m, struct model_seq *s)
 
 void model_compress(struct cache_model *m, struct model_seq *s)
 {
+    model_freeze(m, s, true);
     s->hold = MODEL_NO_HOLD;
     for (int i = 0; i < s->n_pages; i++)
-        if (!s->pages[i].sealed && behind_recent(m, s, &s->pages[i]))
+        if (m->ready && !s->pages[i].sealed && behind_recent(m, s, &s->pages[i]))
             seal(m, s, i);
     drop_empty_sealed_pages(s);
     for (int i = 0; i < s->n_pages; i++)
@@ -486,8 +491,13 @@ void model_append(struct cache_model *m, struct model_seq *s, int layer, const k
         const int64_t ordinal = s->appended[layer]++;
 
         for (int head = 0; head < m->params.n_kv_heads; head++) {
-            store_row(m, k, t, (size_t)head, model_k(m, s, layer, head, ordinal));
-            store_row(m, v, t, (size_t)head, model_v(m, s, layer, head, ordinal));
+            float *row_k = model_k(m, s, layer, head, ordinal);
+            float *row_v = model_v(m, s, layer, head, ordinal);
+
+            store_row(m, k, t, (size_t)head, row_k);
+            store_row(m, v, t, (size_t)head, row_v);
+            m->n_saturated += (uint64_t)(model_transform_row(m, layer, head, 0, row_k) +
+                                         model_transform_row(m, layer, head, 1, row_v));
         }
     }
 }
@@ -518,18 +528,40 @@ void model_remove(struct cache_model *m, struct model_seq *s, int64_t first, int
     drop_empty_sealed_pages(s);
 }
 
-static double logit(const struct cache_model *m, const float *k, const kvc_view *q, size_t row,
-                    int head, const kvc_attend_options *options, double *magnitude)
+/* A query as the cache multiplies it. */
+struct query {
+    double q[KVC_MAX_HEAD_DIM], shift, norm;
+};
+
+static void make_query(const struct cache_model *m, const kvc_view *q, size_t row, int layer,
+                       int head, struct query *made)
 {
-    double dot = 0, size = 0;
+    const size_t dim = q->head_dim;
+
+    for (size_t d = 0; d < dim; d++)
+        made->q[d] = (double)view_get(q, row, (size_t)head, d);
+    made->shift = model_query(m, layer, head / (m->params.n_heads / m->params.n_kv_heads), made->q);
+    made->norm = 0;
+    for (size_t d = 0; d < dim; d++)
+        made->norm += made->q[d] * made->q[d];
+    made->norm = sqrt(made->norm);
+}
+
+static double logit(const struct cache_model *m, const float *k, const struct query *q,
+                    const kvc_attend_options *options, double *magnitude)
+{
+    double dot = 0, size = 0, norm = 0;
 
     for (int d = 0; d < m->params.head_dim_k; d++) {
-        const double product = (double)view_get(q, row, (size_t)head, (size_t)d) * (double)k[d];
+        const double product = q->q[d] * (double)k[d];
 
         dot += product;
         size += fabs(product);
+        norm += (double)k[d] * (double)k[d];
     }
-    dot *= (double)options->scale;
+    if (model_transforms(m, 0)) /* what rotation and shift round to is relative to more */
+        size = q->norm * sqrt(norm) + fabs(q->shift);
+    dot = (dot + q->shift) * (double)options->scale;
     size *= fabs((double)options->scale);
     *magnitude = fmax(*magnitude, size);
     if (options->softcap > 0)
@@ -545,14 +577,15 @@ void model_attention(const struct cache_model *m, const struct model_seq *s, int
     const int64_t query = s->n_tokens - (int64_t)q->n_tokens + (int64_t)row;
     const int64_t first =
         options->window > 0 && query >= options->window ? query - options->window + 1 : 0;
-    double max = -INFINITY, sum = 0, magnitude = 0, largest = 0, spread = 0;
+    double max = -INFINITY, sum = 0, magnitude = 0, largest = 0, spread = 0, norm = 0;
+    struct query made;
 
+    make_query(m, q, row, layer, head, &made);
     for (int64_t t = 0; t < s->n_tokens; t++) {
         want->mass[t] = -INFINITY;
         if (t < first || t > query || s->removed[t])
             continue;
-        want->mass[t] =
-            logit(m, model_k(m, s, layer, kv_head, t), q, row, head, options, &magnitude);
+        want->mass[t] = logit(m, model_k(m, s, layer, kv_head, t), &made, options, &magnitude);
         max = fmax(max, want->mass[t]);
     }
     for (int64_t t = 0; t < s->n_tokens; t++) {
@@ -576,6 +609,13 @@ void model_attention(const struct cache_model *m, const struct model_seq *s, int
         want->out[d] = out;
         largest = fmax(largest, fabs(out));
         spread = fmax(spread, size);
+        norm += size * size;
+    }
+    if (model_transforms(m, 1)) {
+        model_output(m, want->out);
+        spread = sqrt(norm);
+        for (int d = 0; d < m->params.head_dim_v; d++)
+            largest = fmax(largest, fabs(want->out[d]));
     }
     /* Where values or products cancel, fp32 is held to a few ulp of what cancels. */
     want->tolerance = 2e-5 * fmax(largest, 0.05 * spread) + 0x1p-21 * magnitude * spread + 0x1p-126;
