@@ -43,6 +43,7 @@ static void patterns_match_as_documented(void **state)
         {"[\\]", "\\", true},
         {"[\xc3-\xc5]", "\xc4", true}, /* bytes are not negative */
         {"[a-\xc4]", "z", true},
+        {"[a-\xff]", "\xc4", true},
         {"layers.{0,11}.attn", "layers.11.attn", true},
         {"layers.{0,11}.attn", "layers.1.attn", false},
         {"{q,k}_proj", "k_proj", true},
@@ -382,7 +383,7 @@ static void invalid_units_are_errors(void **state)
         case 6: bad[2].layer = -1; break;
         case 7: bad[2].layer = 4; break;
         case 8: bad[2].layer = 1; break;
-        case 9: bad[2].attention_name = longest, bad[2].k_name = "key_proj"; break;
+        case 9: bad[2].attention_name = longest, bad[2].k_name = "k_proj2"; break;
         default: bad[2].attention_name = longest; break;
         }
         const kvc_status status = choose(&a, NULL, o, &c);
@@ -395,6 +396,12 @@ static void invalid_units_are_errors(void **state)
             assert_int_equal(status, KVC_OK); /* 255 characters fit */
         }
     }
+    const char *const everything[] = {"*"};
+    const kvc_smooth_filter f = {sizeof(f), everything, 1, NULL, 0};
+    bad[0].attention_name = NULL;
+    a.n_units = 1;
+    assert_int_equal(choose(&a, &f, o, &c), KVC_E_ARG);
+    assert_int_equal(c.n, 1); /* it is never said that nothing matches "*" */
     kvc_observation_destroy(o);
     kvc_ctx_destroy(ctx);
 }
