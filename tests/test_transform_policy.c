@@ -154,8 +154,8 @@ static void pruning_leaves_the_same_rows(void **state)
         }
 }
 
-/* Attention masses of the kept queries, in float64 from what is read back, on each table; the
- * softcap sees whole logits, so a shift that is forgotten or comes late shows. */
+/* Attention masses of the kept queries, in float64 from what is read back. A softcap sees whole
+ * logits, so that in attention a shift that is forgotten or comes late shows. */
 static void probes_score_the_rows_that_came(void **state)
 {
     const struct tables *tables = *state;
