@@ -48,20 +48,21 @@ static float smallest_of(kvc_dtype dtype)
 
 static void fold_element(struct fold *f, void *data, size_t i, float scale)
 {
-    const float old = load(data, f->dtype, i), x = old + f->offset;
+    const float old = load(data, f->dtype, i);
+    const double offset = (double)f->offset, x = (double)old + offset, s = (double)scale;
     if (!isfinite(old))
         return;
-    store(data, f->dtype, i, (f->divides ? x / scale : x * scale) - f->offset);
-    float now = load(data, f->dtype, i);
-    if (!isfinite(now)) {
+    /* A quotient or product of floats is rounded to a float as if it had not been one of doubles.
+     */
+    const double exact = f->divides ? x / s : x * s;
+    store(data, f->dtype, i, (float)(exact - offset));
+    if (!isfinite(load(data, f->dtype, i))) {
         f->counts.n_overflow++;
-        store(data, f->dtype, i, copysignf(largest_of(f->dtype), x));
-        now = load(data, f->dtype, i);
+        store(data, f->dtype, i, (float)copysign((double)largest_of(f->dtype), x));
     }
-    const double exact = f->divides ? (double)x / (double)scale : (double)x * (double)scale;
-    const double is = (double)now + (double)f->offset;
+    const double is = (double)load(data, f->dtype, i) + offset;
     const double smallest = (double)smallest_of(f->dtype);
-    if (fabs((double)x) >= smallest && fabs(is) < smallest)
+    if (fabs(x) >= smallest && fabs(is) < smallest)
         f->counts.n_underflow++;
     else if (exact != 0.0 && fabs(is) >= smallest)
         f->counts.max_rel_error = fmax(f->counts.max_rel_error, fabs(is / exact - 1.0));
@@ -179,13 +180,13 @@ static void turn(double *x, const kvc_rope *rope, size_t j, double angle, double
     *a = turned;
 }
 
-/* A row of a view in double, rotated. */
-static void rotated_row(const kvc_view *view, size_t token, size_t head,
+/* A row of d elements of a view in double, rotated. */
+static void rotated_row(const kvc_view *view, size_t token, size_t head, size_t d,
                         const kvc_smooth_probe *probe, const double *frequency, double magnitude,
                         double *x)
 {
     const void *row = kvc_view_at(view, token, head);
-    for (size_t c = 0; c < view->head_dim; c++)
+    for (size_t c = 0; c < d; c++)
         x[c] = (double)load(row, view->dtype, c);
     for (size_t j = 0; probe->rope && j < (size_t)probe->rope->n_dims / 2; j++)
         turn(x, probe->rope, j, (double)probe->positions[token] * frequency[j], magnitude);
@@ -224,7 +225,8 @@ static bool probe_ok(const kvc_smooth_probe *p)
 kvc_status kvc_smooth_check(kvc_ctx *ctx, const kvc_smooth_probe *probe, double *max_rel_change)
 {
     double frequency[KVC_MAX_HEAD_DIM / 2], magnitude = 1.0;
-    double q[2][KVC_MAX_HEAD_DIM], k[2][KVC_MAX_HEAD_DIM], change = 0.0, most = 0.0;
+    double q[2][KVC_MAX_HEAD_DIM] = {{0.0}}, k[2][KVC_MAX_HEAD_DIM] = {{0.0}};
+    double change = 0.0, most = 0.0;
 
     KVC_CHECK(ctx && probe && max_rel_change && probe->struct_size >= sizeof(*probe) &&
                   probe_ok(probe),
@@ -238,11 +240,11 @@ kvc_status kvc_smooth_check(kvc_ctx *ctx, const kvc_smooth_probe *probe, double 
     bool finite = true;
     for (size_t i = 0; i < n; i++)
         for (size_t h = 0; h < probe->q->n_heads; h++) {
-            rotated_row(probe->q, i, h, probe, frequency, magnitude, q[0]);
-            rotated_row(probe->q_folded, i, h, probe, frequency, magnitude, q[1]);
+            rotated_row(probe->q, i, h, d, probe, frequency, magnitude, q[0]);
+            rotated_row(probe->q_folded, i, h, d, probe, frequency, magnitude, q[1]);
             for (size_t j = 0; j < n; j++) {
-                rotated_row(probe->k, j, h / group, probe, frequency, magnitude, k[0]);
-                rotated_row(probe->k_folded, j, h / group, probe, frequency, magnitude, k[1]);
+                rotated_row(probe->k, j, h / group, d, probe, frequency, magnitude, k[0]);
+                rotated_row(probe->k_folded, j, h / group, d, probe, frequency, magnitude, k[1]);
                 const double was = dot(q[0], k[0], d), is = dot(q[1], k[1], d);
                 finite = finite && isfinite(was) && isfinite(is);
                 change = fmax(change, fabs(is - was));
