@@ -39,9 +39,10 @@ static void measured(const kvc_cache *cache, float *mean, float *scale)
     bool ready = false;
 
     for (int i = 0; i < SCENE_LAYERS * SCENE_KV_HEADS; i++) {
+        const size_t at = (size_t)i * (size_t)scene.d_k;
+
         assert_int_equal(kvc_cache_read_transform(cache, i / SCENE_KV_HEADS, i % SCENE_KV_HEADS,
-                                                  mean + i * scene.d_k, scale + i * scene.d_k,
-                                                  &ready),
+                                                  mean + at, scale + at, &ready),
                          KVC_OK);
         assert_true(ready);
     }
@@ -60,10 +61,10 @@ static void assert_near_outputs(const struct scene *a, const struct scene *b, do
 static void rotate_inputs(struct scene *s)
 {
     for (int t = 0; t < s->n; t++)
-        for (int h = 0; h < SCENE_HEADS; h++) {
-            scene_rotate(s->q[t] + h * s->d_k, s->d_k);
+        for (size_t h = 0; h < SCENE_HEADS; h++) {
+            scene_rotate(s->q[t] + h * (size_t)s->d_k, s->d_k);
             if (h < SCENE_KV_HEADS)
-                scene_rotate(s->k[t] + h * s->d_k, s->d_k);
+                scene_rotate(s->k[t] + h * (size_t)s->d_k, s->d_k);
         }
 }
 

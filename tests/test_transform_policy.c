@@ -364,10 +364,9 @@ static bool feed_one(struct pd *d, int t, int n_all)
     if (kvc_tokens_add(d->cache, d->seq, NULL, 1) != KVC_OK)
         return false;
     for (int l = 0; l < LAYERS; l++) {
-        const kvc_view k =
-            kvc_view_packed(k_rows + (l * n_all + t) * KV * DK, KVC_DTYPE_F32, 1, KV, DK);
-        const kvc_view v =
-            kvc_view_packed(v_rows + (l * n_all + t) * KV * DV, KVC_DTYPE_F32, 1, KV, DV);
+        const size_t at = (size_t)l * (size_t)n_all + (size_t)t;
+        const kvc_view k = kvc_view_packed(k_rows + at * KV * DK, KVC_DTYPE_F32, 1, KV, DK);
+        const kvc_view v = kvc_view_packed(v_rows + at * KV * DV, KVC_DTYPE_F32, 1, KV, DV);
 
         assert_int_equal(kvc_append(d->cache, d->seq, l, &k, &v), KVC_OK);
     }
@@ -419,6 +418,18 @@ static void a_full_cache_drops_rows_while_it_waits(void **state)
             }
 }
 
+static void take_vectors(const struct pd *d)
+{
+    for (size_t j = 0; j < (size_t)LAYERS * KV; j++) {
+        bool ready = false;
+
+        assert_int_equal(kvc_cache_read_transform(d->cache, (int32_t)j / KV, (int32_t)j % KV,
+                                                  mean + j * DK, scale + j * DK, &ready),
+                         KVC_OK);
+        assert_true(ready);
+    }
+}
+
 /* The pages that a compression makes, of a cache that measured and of one that was told. */
 static void measured_and_given_vectors_give_the_same_pages(void **state)
 {
@@ -448,14 +459,8 @@ static void measured_and_given_vectors_give_the_same_pages(void **state)
                 pd_look(&turned, 16);
                 pd_compress(&turned, &policy);
                 assert_true(is_ready(&turned));
-                for (int j = 0; j < LAYERS * KV && !given; j++) {
-                    bool ready;
-
-                    assert_int_equal(kvc_cache_read_transform(turned.cache, j / KV, j % KV,
-                                                              mean + j * DK, scale + j * DK,
-                                                              &ready),
-                                     KVC_OK);
-                }
+                if (!given)
+                    take_vectors(&turned);
                 if (given)
                     assert_true(pd_digest(&turned, turned.seq) == digest);
                 digest = pd_digest(&turned, turned.seq);
