@@ -561,10 +561,12 @@ static inline void kvc_attend_options_default(const kvc_cache *cache, kvc_attend
  *
  * Computed in fp32; against float64 on the stored values the error is at most 2e-5 + 2e-7 max |s|
  * of the largest output of the row (of the weighted sum of |v| where values cancel): logits of
- * hundreds are rounded coarsely. The result does not depend on parallel_for, nor on how many
- * queries one call holds, bit for bit. A query that sees no row gets zeros and lse -inf. The last
- * probe_rows query rows are kept for kvc_seq_read_probes(). A row that policies merged (policy.h)
- * has its bias added to s after the softcap.
+ * hundreds are rounded coarsely. Where a transform or CHANNEL parameters take something off K, |s|
+ * is that of the parts: of scale |q| |mean|, of |Q'| |K'|, and of the largest key of the page. The
+ * result does not depend on parallel_for, nor on how many queries one call holds, bit for bit. A
+ * query that sees no row gets zeros and lse -inf. The last probe_rows query rows are kept for
+ * kvc_seq_read_probes(). A row that policies merged (policy.h) has its bias added to s after the
+ * softcap.
  *
  * @param cache     A cache.
  * @param seq       Every announced token has its K and V in this layer.

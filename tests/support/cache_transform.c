@@ -40,7 +40,8 @@ void model_transform_open(struct cache_model *m)
     m->ready = m->params.online_pages == 0 || m->params.k_mean || m->params.k_scale;
     m->mean = calloc(n, sizeof(*m->mean));
     m->scale = calloc(n, sizeof(*m->scale));
-    assert_true(m->mean != NULL && m->scale != NULL);
+    if (!m->mean || !m->scale)
+        abort();
     for (size_t i = 0; i < n; i++) {
         m->mean[i] = m->params.k_mean ? m->params.k_mean[i] : 0.0f;
         m->scale[i] = m->params.k_scale ? m->params.k_scale[i] : 1.0f;
@@ -194,7 +195,7 @@ bool model_freezes(const struct cache_model *m, const struct model_seq *s)
 void model_freeze(struct cache_model *m, const struct model_seq *s, bool compress)
 {
     const bool must = model_freezes(m, s) || (compress && s->n_tokens > m->params.sink_tokens);
-    bool ready, whole = s->hold == MODEL_NO_HOLD;
+    bool ready = false, whole = s->hold == MODEL_NO_HOLD;
 
     if (m->ready)
         return;
@@ -213,10 +214,11 @@ void model_freeze(struct cache_model *m, const struct model_seq *s, bool compres
 void check_transform(const struct cache_model *m)
 {
     const size_t n = vector_at(m, m->params.n_layers, 0);
-    float *mean = malloc(n * sizeof(*mean)), *scale = malloc(n * sizeof(*scale));
-    bool ready;
+    float *mean = calloc(n, sizeof(*mean)), *scale = calloc(n, sizeof(*scale));
+    bool ready = false;
 
-    assert_true(mean != NULL && scale != NULL);
+    if (!mean || !scale)
+        abort();
     read_vectors(m, mean, scale, &ready);
     assert_int_equal(ready, m->ready);
     for (size_t i = 0; i < n; i++)
