@@ -611,7 +611,7 @@ KVC_API kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_a
  * are moved together, bit for bit, where that saves memory; pages that other sequences share stay.
  * With recent_tokens 0 each call may leave a short page, which takes the room of a full one: it is
  * meant for the end of a prompt, not for each token. With online_pages that still wait, mean and
- * scale are measured on the pages that the sequence has by now, also if that fails.
+ * scale are measured on the pages that the sequence has by now.
  *
  * With a policy (policy.h) it also prunes and merges. Pruned rows of pages that are sealed already
  * become holes, and pages with HEAD or CHANNEL scales keep them until they are empty. What this
@@ -641,7 +641,8 @@ KVC_API kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_a
  * @retval KVC_E_UNSUPPORTED  The policy merges and max_merge_tokens is 0, its budget is
  *                            KVC_BUDGET_MASS, or its precision is not for caches. Nothing changed.
  * @retval KVC_E_FULL         No room for the sealed pages; with max_rel_err also for those of a
- * weaker attempt, which keeps more. Nothing changed.
+ *                            weaker attempt, which keeps more. Nothing changed, but that a weaker
+ *                            attempt finds mean and scale measured.
  *
  * Pages that a policy makes carry their ordinals, 256 bytes each, and those with merged rows 832 or
  * more. Cost: scoring reads K twice a 16 rows of query heads; merging multiplies all pairs of
