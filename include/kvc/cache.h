@@ -112,8 +112,10 @@ typedef struct kvc_cache_params {
                              was announced since; default 1 */
     uint32_t transform;   /**< kvc_transform_flag bits; default 0 */
     int32_t online_pages; /**< 1..64: where k_mean and k_scale are NULL, both are measured once: on
-                             the first so many full pages of the first sequence that has them. Until
-                             then nothing is sealed, see kvc_cache_read_transform(); default 0 */
+                             the first so many full pages of the first sequence that has them, less
+                             removed rows, and on the queries of tokens at those ordinals in all
+                             sequences, each as often as it attends. Until then nothing is sealed,
+                             see kvc_cache_read_transform(); default 0 */
     const float *k_mean;  /**< [n_layers][n_kv_heads][head_dim_k], finite, copied; NULL (default):
                              zeros; see kvc_observation_calibrate() */
     const float *k_scale; /**< the same, > 0, finite as its inverse; NULL (default): ones */
@@ -219,7 +221,8 @@ typedef struct kvc_stats {
     int64_t n_free_slots; /**< ranges of at most 64 tokens that the page table still has room for */
     uint64_t n_sealed_total; /**< pages quantized since create */
     uint64_t n_nonfinite;    /**< NaN and Inf that kvc_append() replaced */
-    uint64_t n_saturated;    /**< finite values beyond +-65504 that became +-65504 */
+    uint64_t n_saturated;    /**< finite values beyond +-65504, as they came or transformed, that
+                                became +-65504 */
 } kvc_stats;
 
 /** A page as it is stored; see kvc_seq_read_page(). */
