@@ -107,11 +107,12 @@ static int32_t code_bits(kvc_format format)
 static double row_bytes(int32_t d, kvc_format format, kvc_scale scale)
 {
     const double codes = (d * code_bits(format) + 7) / 8;
+    const int32_t groups = (int32_t)kvc_scale_groups((uint8_t)format, KVC_SCALE_TOKEN, (uint32_t)d);
 
     if (format == KVC_F16)
         return 2.0 * d;
     switch (scale) {
-    case KVC_SCALE_TOKEN: return codes + 2.0;
+    case KVC_SCALE_TOKEN: return codes + 2.0 * groups;
     case KVC_SCALE_CHANNEL: return codes + 4.0 * d / KVC_PAGE_ROWS;
     default: return codes + 4.0 / KVC_PAGE_ROWS;
     }

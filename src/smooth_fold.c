@@ -48,20 +48,21 @@ static float smallest_of(kvc_dtype dtype)
 
 static void fold_element(struct fold *f, void *data, size_t i, float scale)
 {
-    const float old = load(data, f->dtype, i), x = old + f->offset;
+    const float old = load(data, f->dtype, i);
+    const double offset = (double)f->offset, x = (double)old + offset, s = (double)scale;
     if (!isfinite(old))
         return;
-    store(data, f->dtype, i, (f->divides ? x / scale : x * scale) - f->offset);
-    float now = load(data, f->dtype, i);
-    if (!isfinite(now)) {
+    /* A quotient or product of floats is rounded to a float as if it had not been one of doubles.
+     */
+    const double exact = f->divides ? x / s : x * s;
+    store(data, f->dtype, i, (float)(exact - offset));
+    if (!isfinite(load(data, f->dtype, i))) {
         f->counts.n_overflow++;
-        store(data, f->dtype, i, copysignf(largest_of(f->dtype), x));
-        now = load(data, f->dtype, i);
+        store(data, f->dtype, i, (float)copysign((double)largest_of(f->dtype), x));
     }
-    const double exact = f->divides ? (double)x / (double)scale : (double)x * (double)scale;
-    const double is = (double)now + (double)f->offset;
+    const double is = (double)load(data, f->dtype, i) + offset;
     const double smallest = (double)smallest_of(f->dtype);
-    if (fabs((double)x) >= smallest && fabs(is) < smallest)
+    if (fabs(x) >= smallest && fabs(is) < smallest)
         f->counts.n_underflow++;
     else if (exact != 0.0 && fabs(is) >= smallest)
         f->counts.max_rel_error = fmax(f->counts.max_rel_error, fabs(is / exact - 1.0));

@@ -81,11 +81,12 @@ static void complete(const struct pattern *p, uint64_t *places)
 /* Whether a class, from its bracket on, has a character. */
 static bool in_class(const char *text, size_t length, char c)
 {
+    const unsigned char u = (unsigned char)c;
     const bool inverse = text[1] == '!';
     bool found = false;
     for (size_t i = inverse ? 2 : 1; i < length - 1; i++) {
         if (i + 2 < length - 1 && text[i + 1] == '-') {
-            found = found || (text[i] <= c && c <= text[i + 2]);
+            found = found || ((unsigned char)text[i] <= u && u <= (unsigned char)text[i + 2]);
             i += 2;
         } else {
             found = found || text[i] == c;

@@ -1,4 +1,5 @@
 /* smooth_observe.c - observations: what was seen of K and Q, and the file of it. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -9,6 +10,8 @@
 
 /* The file: docs/formats.md, section 5. */
 enum { HEADER = 24, COUNTS = 24, CHECKSUM = 4, VERSION = 1 };
+
+#define MAX_ROWS (UINT64_C(1) << 48) /* of a layer in a file; merging some does not overflow */
 
 static const uint8_t magic[4] = {'K', 'V', 'C', 'O'};
 
@@ -299,19 +302,40 @@ kvc_status kvc_observation_save(const kvc_observation *observation, void *bytes,
     return KVC_OK;
 }
 
+/* The most that a sum can be: of floats, so that what is made of sums is finite. */
+static double limit_of(const kvc_observation *o, int32_t layer, enum kvc_sum sum)
+{
+    const double most = (double)FLT_MAX, n_keys = (double)o->counts[layer].n_keys;
+    switch (sum) {
+    case KVC_K_ABSMAX: return n_keys > 0.0 ? most : 0.0;
+    case KVC_K_SUM: return n_keys * most;
+    case KVC_K_SQUARE: return n_keys * most * most;
+    default: return kvc_observed_queries(o, layer) * most * most;
+    }
+}
+
+static kvc_status get_sums(kvc_observation *o, int32_t layer, enum kvc_sum sum, const uint8_t *at)
+{
+    const double most = limit_of(o, layer, sum), least = sum == KVC_K_SUM ? -most : 0.0;
+    double *x = kvc_observed_sums(o, layer, sum);
+
+    for (size_t i = 0; i < kvc_observed_width(o); i++) {
+        const uint64_t bits = kvc_get(at + 8 * i, 8);
+        memcpy(&x[i], &bits, sizeof(bits));
+        KVC_CHECK(x[i] >= least && x[i] <= most, KVC_E_FORMAT);
+    }
+    return KVC_OK;
+}
+
 static kvc_status get_layer(kvc_observation *o, int32_t layer, const uint8_t *at)
 {
-    const size_t width = kvc_observed_width(o);
-    double *sums = kvc_observed_sums(o, layer, KVC_K_ABSMAX);
+    struct kvc_observed_counts *counts = &o->counts[layer];
 
-    o->counts[layer] =
-        (struct kvc_observed_counts){kvc_get(at, 8), kvc_get(at + 8, 8), kvc_get(at + 16, 8)};
+    *counts = (struct kvc_observed_counts){kvc_get(at, 8), kvc_get(at + 8, 8), kvc_get(at + 16, 8)};
+    KVC_CHECK(counts->n_keys <= MAX_ROWS && counts->n_queries <= MAX_ROWS, KVC_E_FORMAT);
     at += COUNTS;
-    for (size_t i = 0; i < KVC_N_SUMS * width; i++, at += 8) {
-        const uint64_t bits = kvc_get(at, 8);
-        memcpy(&sums[i], &bits, sizeof(bits));
-        KVC_CHECK(isfinite(sums[i]) && (sums[i] >= 0.0 || i / width == KVC_K_SUM), KVC_E_FORMAT);
-    }
+    for (enum kvc_sum s = KVC_K_ABSMAX; s < KVC_N_SUMS; s++, at += 8 * kvc_observed_width(o))
+        KVC_TRY(get_sums(o, layer, s, at));
     return KVC_OK;
 }
 

@@ -3,6 +3,8 @@
 
 #include "smooth.h"
 
+enum { MODULE_SIZE = 256 }; /* of the name of a module, with its 0 */
+
 /* The messages of a selection, and the worst of them. */
 struct report {
     kvc_smooth_message *messages;
@@ -35,6 +37,14 @@ static void say(struct report *report, kvc_smooth_message_kind kind, kvc_status 
 #define SAY(report, kind, status, ...)                                                             \
     say(report, kind, status, (const char *const[]){__VA_ARGS__, NULL})
 
+/* Whether the names of the modules of a unit fit. */
+static bool names_fit(const kvc_smooth_unit *unit)
+{
+    const size_t n = strlen(unit->attention_name), q = strlen(unit->q_name);
+    const size_t k = strlen(unit->k_name), longest = q > k ? q : k;
+    return n < MODULE_SIZE && longest < MODULE_SIZE && n + 1 + longest < MODULE_SIZE;
+}
+
 /* Whether no unit before this one is of its layer. */
 static bool layer_is_new(const kvc_smooth_adapter *adapter, size_t i)
 {
@@ -53,6 +63,8 @@ static void check_units(const kvc_smooth_adapter *adapter, const kvc_observation
         if (!u->attention_name || !u->q_name || !u->k_name || !u->attention_name[0] ||
             !u->q_name[0] || !u->k_name[0])
             SAY(report, KVC_SMOOTH_UNIT_INVALID, KVC_E_ARG, name, " lacks a name");
+        else if (!names_fit(u))
+            SAY(report, KVC_SMOOTH_UNIT_INVALID, KVC_E_ARG, name, " has too long names");
         else if ((unsigned)u->type > KVC_SMOOTH_ROPE_NORM)
             SAY(report, KVC_SMOOTH_UNIT_INVALID, KVC_E_ARG, name, " is of an unknown type");
         else if (u->layer < 0 || (observation && u->layer >= observation->shape.n_layers))
@@ -117,7 +129,7 @@ static void check_patterns(const kvc_smooth_adapter *adapter, const char *const 
 static void check_module(const kvc_smooth_adapter *adapter, const kvc_smooth_unit *unit,
                          const char *child, struct report *report)
 {
-    char module[256] = "";
+    char module[MODULE_SIZE] = "";
     append(module, sizeof(module), unit->attention_name);
     append(module, sizeof(module), ".");
     append(module, sizeof(module), child);

@@ -231,9 +231,10 @@ static void pages_take_the_bytes_of_their_layout(void **state)
         {{KVC_F16, KVC_F16, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN}, 2 * 64 * 256},
         {{KVC_INT8, KVC_INT8, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN}, 2 * (64 * 128 + 64 * 2)},
         {{KVC_INT8, KVC_INT8, KVC_SCALE_HEAD, KVC_SCALE_HEAD}, 2 * (64 * 128 + 4)},
-        {{KVC_INT4, KVC_INT4, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN}, 2 * (64 * 64 + 64 * 2)},
+        {{KVC_INT4, KVC_INT4, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN}, 2 * (64 * 64 + 64 * 4)},
+        {{KVC_INT6, KVC_INT4, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN}, 64 * (96 + 4) + 64 * (64 + 4)},
         {{KVC_INT8, KVC_INT4, KVC_SCALE_CHANNEL, KVC_SCALE_TOKEN},
-         64 * 128 + 128 * 4 + 64 * 64 + 64 * 2},
+         64 * 128 + 128 * 4 + 64 * 64 + 64 * 4},
         {{KVC_F16, KVC_INT8, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN}, 64 * 256 + 64 * 128 + 64 * 2},
     };
     const size_t elements = (size_t)512 * 8 * 128;

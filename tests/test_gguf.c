@@ -413,6 +413,75 @@ static void dequantizes_4_bits_in_groups(void **state)
     check_block(12, block, 144, want, 256);
 }
 
+/* Codes 3 2 1 0 in the quarters of each half. */
+static void dequantizes_2_bits_in_groups(void **state)
+{
+    uint8_t block[84];
+    float want[256];
+
+    (void)state;
+    for (int s = 0; s < 16; s++)
+        block[s] = (uint8_t)(s | (15 - s) << 4);
+    memset(block + 16, 0x1b, 64);
+    block[16 + 32 + 5] = 0x72; /* codes 2 0 3 1 of element 5 of the second half's quarters */
+    memcpy(block + 80, "\x00\x38\x00\x3c", 4); /* d = 0.5, m = 1 */
+    for (int e = 0; e < 256; e++)
+        want[e] = 0.5f * (float)(e / 16) * (float)(3 - e % 128 / 32) - (float)(15 - e / 16);
+    want[128 + 5] = 0.5f * 8.0f * 2.0f - 7.0f;
+    want[160 + 5] = 0.5f * 10.0f * 0.0f - 5.0f;
+    want[192 + 5] = 0.5f * 12.0f * 3.0f - 3.0f;
+    want[224 + 5] = 0.5f * 14.0f * 1.0f - 1.0f;
+    check_block(10, block, 84, want, 256);
+}
+
+/* Scale s is s + 16 * (s / 4) - 32: low nibble s, upper pairs 0 1 2 3. */
+static void dequantizes_3_bits_in_groups(void **state)
+{
+    uint8_t block[110];
+    float want[256];
+
+    (void)state;
+    memset(block, 0xa5, 32);      /* third bits 1 0 1 0 and 0 1 0 1 of the quarters */
+    memset(block + 32, 0xe4, 64); /* codes 0 1 2 3 */
+    block[32 + 32 + 9] = 0x1b;    /* the other way round for element 9 of the second half */
+    for (int s = 0; s < 8; s++)
+        block[96 + s] = (uint8_t)(s | (s + 8) << 4);
+    memset(block + 104, 0xe4, 4);
+    memcpy(block + 108, "\x00\x3c", 2); /* d = 1 */
+    for (int e = 0; e < 256; e++) {
+        const int s = e / 16, quarter = e % 128 / 32;
+        const int third = (e / 128 + quarter) % 2 == 0;
+        const int code = e >= 128 && e % 32 == 9 ? 3 - quarter : quarter;
+        want[e] = (float)(s + 16 * (s / 4) - 32) * (float)(code + 4 * third - 4);
+    }
+    check_block(11, block, 110, want, 256);
+}
+
+/* As the block of 4 bits above, with fifth bits in groups 1, 4 and 7. */
+static void dequantizes_5_bits_in_groups(void **state)
+{
+    uint8_t block[176] = {0x00, 0x3c, 0x00, 0x38}; /* d = 1, m = 0.5 */
+    float want[256];
+
+    (void)state;
+    for (int g = 0; g < 4; g++) {
+        block[4 + g] = (uint8_t)((g + 1) | 3 << 6);
+        block[8 + g] = (uint8_t)(2 * g | 2 << 6);
+        block[12 + g] = (uint8_t)((4 + g) | (4 + g) << 4);
+    }
+    memset(block + 16, 0x92, 32);
+    memset(block + 48, 0x3a, 128);
+    block[48 + 64 + 3] = 0x70; /* groups 4 and 5: element 3 is 0 and 7 */
+    for (int e = 0; e < 256; e++) {
+        const int g = e / 32;
+        const float scale = (float)(g < 4 ? g + 1 : 48 + g), min = (float)(g < 4 ? 2 * g : 32 + g);
+        const int nibble = g == 4 && e % 32 == 3 ? 0 : g == 5 && e % 32 == 3 ? 7 : g % 2 ? 3 : 10;
+        const int fifth = g == 1 || g == 4 || g == 7;
+        want[e] = scale * (float)(nibble + 16 * fifth) - 0.5f * min;
+    }
+    check_block(13, block, 176, want, 256);
+}
+
 static void dequantizes_6_bits(void **state)
 {
     /* In each half of 128, quarters of 32: low nibbles 1 1 2 2, upper pairs 0 1 2 3, less 32. */
@@ -453,6 +522,9 @@ int main(void)
         cmocka_unit_test(dequantizes_4_bits),
         cmocka_unit_test(dequantizes_5_bits),
         cmocka_unit_test(dequantizes_4_bits_in_groups),
+        cmocka_unit_test(dequantizes_2_bits_in_groups),
+        cmocka_unit_test(dequantizes_3_bits_in_groups),
+        cmocka_unit_test(dequantizes_5_bits_in_groups),
         cmocka_unit_test(dequantizes_6_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -135,7 +135,7 @@ static void refuses_absurd_models(void **state)
     REFUSES(base, 0.0f);
     REFUSES(base, INFINITY);
     REFUSES(base, NAN);
-    REFUSES(architecture, "gemma3");
+    REFUSES(architecture, "gemma2");
     REFUSES(left_out, "token_embd.weight");
     REFUSES(left_out, "blk.0.attn_v.weight");
     REFUSES(left_out, "output_norm.weight");

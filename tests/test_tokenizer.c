@@ -168,7 +168,8 @@ static void merges_go_by_rank_then_from_the_left(void **state)
     static const struct gguf_text tokens[] = {TEXT("a"),  TEXT("b"),  TEXT("c"),
                                               TEXT("bc"), TEXT("ab"), TEXT("aa")};
     static const struct gguf_text merges[] = {TEXT("b c"), TEXT("a b"), TEXT("a a")};
-    static const struct vocabulary v = {tokens, 6, merges, 3, NULL};
+    static const struct vocabulary v = {
+        .tokens = tokens, .n_tokens = 6, .merges = merges, .n_merges = 3};
     static const int32_t want[] = {0, 3, 4, 5, 5, 0};
     struct token_list list = {0};
     struct failure failure;
@@ -196,7 +197,8 @@ static void refuses_merges_of_unknown_tokens(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
-        const struct vocabulary v = {tokens, 3, &bad[i], 1, NULL};
+        const struct vocabulary v = {
+            .tokens = tokens, .n_tokens = 3, .merges = &bad[i], .n_merges = 1};
         assert_false(tokenizer_create(&v, &t, &failure));
         assert_null(t);
     }

@@ -61,7 +61,8 @@ static int calibrate(const struct calibrate_options *o)
     if (!o->output)
         calibration_path(o->model, path, sizeof(path));
     bool ok = session_open(&params, &session, &failure) &&
-              session_read_text(&session, o->file, (size_t)o->sinks + 1, &text, &failure) &&
+              session_read_text(&session, o->file, (size_t)o->sinks + 1, (size_t)o->context, &text,
+                                &failure) &&
               observe_create(&session, &observation, &failure);
     const size_t n = text.n < (size_t)o->tokens ? text.n : (size_t)o->tokens;
     ok = ok &&

@@ -7,6 +7,7 @@ enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 int generate_command(int argc, char **argv);
 int calibrate_command(int argc, char **argv);
+int sensitivity_command(int argc, char **argv);
 int tokens_command(int argc, char **argv);
 int compare_command(int argc, char **argv);
 int long_command(int argc, char **argv);

@@ -127,7 +127,8 @@ static bool open_comparison(struct comparison *c)
                           &c->failure) ||
         !rotation_init(shape, o->rope, o->rope_factor, &c->rope, &c->failure) ||
         !rotation_check_context(shape, &c->rope, (size_t)o->context, &c->failure) ||
-        !session_read_text(&c->session, o->file, (size_t)o->context, &c->text, &c->failure))
+        !session_read_text(&c->session, o->file, (size_t)o->context, (size_t)o->context, &c->text,
+                           &c->failure))
         return false;
     const size_t all = c->text.n / (size_t)o->context, skipped = (size_t)o->skip;
     const size_t n = all > skipped ? all - skipped : 0;

@@ -112,23 +112,82 @@ static void q5_1(const uint8_t *src, float *dst)
         dst[i] = d * (float)five_bits(src + 8, high, i) + m;
 }
 
+/* 16 bytes: scale and minimum of 16 elements in low and high nibble; 64 bytes of codes, each with
+ * elements i, i + 32, i + 64 and i + 96 of a half; d, m */
+static void q2_k(const uint8_t *src, float *dst)
+{
+    const float d = load_half(src + 80), m = load_half(src + 82);
+
+    for (int e = 0; e < 256; e++) {
+        const int half = e / 128, quarter = e % 128 / 32, i = e % 32;
+        const int code = src[16 + half * 32 + i] >> (quarter * 2) & 3;
+        const int scales = src[e / 16];
+        dst[e] = d * (float)(scales & 15) * (float)code - m * (float)(scales >> 4);
+    }
+}
+
+/* Scale of 16 elements: 8 bytes of low nibbles, those of 0..7 first, then 4 of upper bit pairs. */
+static int q3_scale(const uint8_t *s, int group)
+{
+    const int low = s[group % 8] >> (group / 8 * 4) & 15;
+    const int high = s[8 + group % 4] >> (group / 4 * 2) & 3;
+
+    return (low | high << 4) - 32;
+}
+
+/* 32 bytes of third bits, one bit a byte for each 32 elements; codes as q2_k; 12 bytes of scales;
+ * d; code 4 is zero */
+static void q3_k(const uint8_t *src, float *dst)
+{
+    const float d = load_half(src + 108);
+
+    for (int e = 0; e < 256; e++) {
+        const int half = e / 128, quarter = e % 128 / 32, i = e % 32;
+        const int low = src[32 + half * 32 + i] >> (quarter * 2) & 3;
+        const int high = src[i] >> (e / 32) & 1;
+        dst[e] = d * (float)q3_scale(src + 96, e / 16) * (float)((low | high << 2) - 4);
+    }
+}
+
 /*
- * d, m, 12 bytes of 6-bit scales and minima of 8 groups of 32, nibbles: each 32 bytes hold two
- * groups. Groups 4..7 keep their two upper bits in the upper bits of the bytes of groups 0..3.
+ * 12 bytes of 6-bit scales and minima of 8 groups of 32. Groups 4..7 keep their two upper bits in
+ * the upper bits of the bytes of groups 0..3.
  */
+static int group_scale(const uint8_t *s, int group)
+{
+    return group < 4 ? s[group] & 63 : (s[group + 4] & 15) | (s[group - 4] >> 6) << 4;
+}
+
+static int group_min(const uint8_t *s, int group)
+{
+    return group < 4 ? s[group + 4] & 63 : (s[group + 4] >> 4) | (s[group] >> 6) << 4;
+}
+
+/* d, m, 12 bytes of scales and minima, nibbles: each 32 bytes hold two groups */
 static void q4_k(const uint8_t *src, float *dst)
 {
     const float d = load_half(src), m = load_half(src + 2);
-    const uint8_t *s = src + 4, *nibbles = src + 16;
 
-    for (int g = 0; g < 8; g++) {
-        const int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | (s[g - 4] >> 6) << 4;
-        const int min = g < 4 ? s[g + 4] & 63 : (s[g + 4] >> 4) | (s[g] >> 6) << 4;
-        const uint8_t *q = nibbles + (ptrdiff_t)(g / 2) * 32;
-        for (int i = 0; i < 32; i++) {
-            const int code = g % 2 ? q[i] >> 4 : q[i] & 15;
-            dst[g * 32 + i] = d * (float)scale * (float)code - m * (float)min;
-        }
+    for (int e = 0; e < 256; e++) {
+        const int g = e / 32, i = e % 32;
+        const int code = src[16 + g / 2 * 32 + i] >> (g % 2 * 4) & 15;
+        dst[e] =
+            d * (float)group_scale(src + 4, g) * (float)code - m * (float)group_min(src + 4, g);
+    }
+}
+
+/* d, m, scales and minima as q4_k, 32 bytes of fifth bits, one bit a byte for each group, nibbles
+ */
+static void q5_k(const uint8_t *src, float *dst)
+{
+    const float d = load_half(src), m = load_half(src + 2);
+
+    for (int e = 0; e < 256; e++) {
+        const int g = e / 32, i = e % 32;
+        const int low = src[48 + g / 2 * 32 + i] >> (g % 2 * 4) & 15;
+        const int code = low | (src[16 + i] >> g & 1) << 4;
+        dst[e] =
+            d * (float)group_scale(src + 4, g) * (float)code - m * (float)group_min(src + 4, g);
     }
 }
 
@@ -150,9 +209,10 @@ static void q6_k(const uint8_t *src, float *dst)
 const struct tensor_type *tensor_type_find(uint32_t id)
 {
     static const struct tensor_type types[] = {
-        {0, 1, 4, f32},       {1, 1, 2, f16},    {2, 32, 18, q4_0}, {3, 32, 20, q4_1},
-        {6, 32, 22, q5_0},    {7, 32, 24, q5_1}, {8, 32, 34, q8_0}, {12, 256, 144, q4_k},
-        {14, 256, 210, q6_k}, {30, 1, 2, bf16},
+        {0, 1, 4, f32},       {1, 1, 2, f16},       {2, 32, 18, q4_0},    {3, 32, 20, q4_1},
+        {6, 32, 22, q5_0},    {7, 32, 24, q5_1},    {8, 32, 34, q8_0},    {10, 256, 84, q2_k},
+        {11, 256, 110, q3_k}, {12, 256, 144, q4_k}, {13, 256, 176, q5_k}, {14, 256, 210, q6_k},
+        {30, 1, 2, bf16},
     };
 
     for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++)

@@ -10,19 +10,24 @@
 #include "rotation.h"
 #include "split.h"
 
+/* How tokens are turned. */
+struct angles {
+    kvc_rope rope;          /* as trained */
+    float *cosines, *sines; /* [max_rows][n_rot / 2] */
+};
+
 struct forward {
     struct forward_params p;
-    kvc_rope rope;          /* as trained */
-    size_t n_qkv;           /* floats of a row of qkv */
-    float *x;               /* [max_rows][n_embd] the residual stream */
-    float *norm;            /* [max_rows][n_embd] */
-    float *qkv;             /* [max_rows][n_qkv] Q, K, V side by side */
-    float *attn;            /* [max_rows][n_heads * head_dim] */
-    float *gate_up;         /* [max_rows][2 * n_ff] */
-    float *hidden;          /* [max_rows][n_ff] */
-    float *split;           /* Q, K, V and the output in halves, for exact */
-    int32_t *positions;     /* [max_rows][3] */
-    float *cosines, *sines; /* [max_rows][n_rot / 2] */
+    struct angles angles, local_angles; /* local_angles: where the model has local layers */
+    size_t n_qkv;                       /* floats of a row of qkv */
+    float *x;                           /* [max_rows][n_embd] the residual stream */
+    float *norm;                        /* [max_rows][n_embd] */
+    float *qkv;                         /* [max_rows][n_qkv] Q, K, V side by side */
+    float *attn;                        /* [max_rows][n_heads * head_dim] */
+    float *gate_up;                     /* [max_rows][2 * n_ff] */
+    float *hidden;                      /* [max_rows][n_ff] */
+    float *split;                       /* Q, K, V and the output in halves, for exact */
+    int32_t *positions;                 /* [max_rows][3] */
     void *rope_ws;
     size_t rope_ws_size;
     double attend_seconds;
@@ -38,6 +43,15 @@ static bool check(kvc_status status, const char *what, struct failure *failure)
     return status == KVC_OK || fail_with(failure, "%s: %s", what, kvc_status_str(status));
 }
 
+static bool make_angles(const struct forward *f, struct angles *out)
+{
+    const size_t n_pairs = f->p.model->shape.n_rot / 2;
+
+    out->cosines = floats(f->p.max_rows, n_pairs);
+    out->sines = floats(f->p.max_rows, n_pairs);
+    return out->cosines && out->sines;
+}
+
 bool forward_create(const struct forward_params *params, struct forward **out,
                     struct failure *failure)
 {
@@ -49,11 +63,13 @@ bool forward_create(const struct forward_params *params, struct forward **out,
     if (!f)
         return fail_with(failure, "out of memory");
     f->p = *params;
-    if (!rotation_init(s, "none", 1.0, &f->rope, failure) ||
-        !check(kvc_rope_workspace_size(&f->rope, &f->rope_ws_size), "rotating", failure)) {
+    if (!rotation_init(s, "none", 1.0, &f->angles.rope, failure) ||
+        !check(kvc_rope_workspace_size(&f->angles.rope, &f->rope_ws_size), "rotating", failure)) {
         free(f);
         return false;
     }
+    f->local_angles.rope = f->angles.rope;
+    f->local_angles.rope.base = s->local_rope_base;
     f->n_qkv = (s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
     f->x = floats(rows, s->n_embd);
     f->norm = floats(rows, s->n_embd);
@@ -62,12 +78,12 @@ bool forward_create(const struct forward_params *params, struct forward **out,
     f->gate_up = floats(rows, 2 * s->n_ff);
     f->hidden = floats(rows, s->n_ff);
     f->positions = calloc(3 * rows + 1, sizeof(*f->positions));
-    f->cosines = floats(rows, s->n_rot / 2);
-    f->sines = floats(rows, s->n_rot / 2);
+    const bool has_angles =
+        make_angles(f, &f->angles) && (s->window == 0 || make_angles(f, &f->local_angles));
     f->rope_ws = aligned_alloc(64, (f->rope_ws_size + 63) / 64 * 64 + 64);
     f->split = floats(params->exact ? rows : 0, 2 * (f->n_qkv + s->n_heads * s->head_dim));
     if (!f->x || !f->norm || !f->qkv || !f->attn || !f->gate_up || !f->hidden || !f->positions ||
-        !f->cosines || !f->sines || !f->rope_ws || !f->split) {
+        !has_angles || !f->rope_ws || !f->split) {
         forward_destroy(f);
         return fail_with(failure, "out of memory");
     }
@@ -86,8 +102,10 @@ void forward_destroy(struct forward *f)
     free(f->gate_up);
     free(f->hidden);
     free(f->positions);
-    free(f->cosines);
-    free(f->sines);
+    free(f->angles.cosines);
+    free(f->angles.sines);
+    free(f->local_angles.cosines);
+    free(f->local_angles.sines);
     free(f->rope_ws);
     free(f->split);
     free(f);
@@ -106,7 +124,7 @@ struct loop {
     const float *in, *weights;
     float *out;
     size_t n_rows, n_in, n_out; /* of products */
-    bool add;                   /* of products: to what out holds */
+    bool add;                   /* to what out holds */
 };
 
 static void run_task(void *arg, size_t i)
@@ -160,6 +178,16 @@ static void product(struct forward *f, const float *in, const float *weights, si
                             .add = add});
 }
 
+/* What brings x to a mean square of 1. */
+static float norm_factor(const float *x, size_t n, float eps)
+{
+    double sum = 0.0;
+
+    for (size_t i = 0; i < n; i++)
+        sum += (double)(x[i] * x[i]);
+    return 1.0f / sqrtf((float)(sum / (double)n) + eps);
+}
+
 static void norm_rows(const struct loop *l, size_t first, size_t last)
 {
     const size_t n = l->f->p.model->shape.n_embd;
@@ -168,32 +196,89 @@ static void norm_rows(const struct loop *l, size_t first, size_t last)
     for (size_t r = first; r < last; r++) {
         const float *x = l->in + r * n;
         float *y = l->out + r * n;
-        double sum = 0.0;
+        const float factor = norm_factor(x, n, eps);
         for (size_t i = 0; i < n; i++)
-            sum += (double)(x[i] * x[i]);
-        const float factor = 1.0f / sqrtf((float)(sum / (double)n) + eps);
-        for (size_t i = 0; i < n; i++)
-            y[i] = x[i] * factor * l->weights[i];
+            y[i] = (l->add ? y[i] : 0.0f) + x[i] * factor * l->weights[i];
     }
 }
 
-static void norm(struct forward *f, const float *x, const float *weights, size_t rows, float *out)
+/* out = or += norm of x */
+static void norm(struct forward *f, const float *x, const float *weights, size_t rows, bool add,
+                 float *out)
 {
     run_loop(&(struct loop){
-        .f = f, .body = norm_rows, .n = rows, .in = x, .weights = weights, .out = out});
+        .f = f, .body = norm_rows, .n = rows, .in = x, .weights = weights, .out = out, .add = add});
 }
 
-/* hidden = silu(gate) * up */
+/* x += in * weights^T, or the norm of that product where the model has one */
+static void add_product(struct forward *f, const float *in, const float *weights, size_t rows,
+                        size_t n_in, const float *norm_weights)
+{
+    const size_t n_embd = f->p.model->shape.n_embd;
+
+    product(f, in, weights, rows, n_in, n_embd, !norm_weights, norm_weights ? f->norm : f->x);
+    if (norm_weights)
+        norm(f, f->norm, norm_weights, rows, true, f->x);
+}
+
+/* Each head in place. */
+static void norm_heads(const struct forward *f, const float *weights, float *heads, size_t n_heads)
+{
+    const size_t n = f->p.model->shape.head_dim;
+
+    for (float *x = heads; x < heads + n_heads * n; x += n) {
+        const float factor = norm_factor(x, n, f->p.model->shape.norm_eps);
+        for (size_t i = 0; i < n; i++)
+            x[i] *= factor * weights[i];
+    }
+}
+
+/* Q and K of each row, where the model has norms there. */
+static void norm_q_and_k(struct forward *f, const struct model_layer *w, size_t rows)
+{
+    const struct model_shape *s = &f->p.model->shape;
+
+    for (size_t r = 0; w->q_norm && r < rows; r++) {
+        float *q = f->qkv + r * f->n_qkv;
+        norm_heads(f, w->q_norm, q, s->n_heads);
+        norm_heads(f, w->k_norm, q + s->n_heads * s->head_dim, s->n_kv_heads);
+    }
+}
+
+static float silu(float x)
+{
+    return x / (1.0f + expf(-x));
+}
+
+/* The approximation that models are trained with: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715
+ * x^3))) */
+static float gelu(float x)
+{
+    return x / (1.0f + expf(-1.5957691216f * (x + 0.044715f * x * x * x)));
+}
+
+/* hidden = activation(gate) * up */
 static void gate_rows(const struct loop *l, size_t first, size_t last)
 {
-    const size_t n = l->f->p.model->shape.n_ff;
+    const struct model_shape *s = &l->f->p.model->shape;
+    float (*const activation)(float) = s->activation == MODEL_GELU ? gelu : silu;
+    const size_t n = s->n_ff;
 
     for (size_t r = first; r < last; r++) {
         const float *gate = l->in + r * 2 * n, *up = gate + n;
         float *hidden = l->out + r * n;
         for (size_t i = 0; i < n; i++)
-            hidden[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+            hidden[i] = activation(gate[i]) * up[i];
     }
+}
+
+static kvc_status set_angles(const struct forward *f, const struct angles *angles,
+                             const kvc_rope *rope, size_t row, size_t n)
+{
+    const size_t n_pairs = f->p.model->shape.n_rot / 2;
+
+    return kvc_rope_angles(rope, f->positions + 3 * row, n, angles->cosines + row * n_pairs,
+                           angles->sines + row * n_pairs);
 }
 
 /* Announces the tokens and puts their embeddings and angles into rows from @p row on. */
@@ -202,7 +287,6 @@ static bool start_item(struct forward *f, const struct forward_item *item, size_
 {
     const struct model *m = f->p.model;
     const size_t n_embd = m->shape.n_embd;
-    const size_t n_pairs = m->shape.n_rot / 2;
     const int64_t position = kvc_seq_next_position(item->cache, item->seq);
 
     for (size_t i = 0; i < item->n; i++) {
@@ -211,8 +295,11 @@ static bool start_item(struct forward *f, const struct forward_item *item, size_
         const int32_t token = item->rows ? 0 : item->tokens[i];
         if ((size_t)token >= m->shape.n_vocab) /* negative ones are too */
             return fail_with(failure, "token %d is not in the vocabulary", (int)token);
-        memcpy(x, item->rows ? item->rows + i * n_embd : m->embedding + (size_t)token * n_embd,
-               n_embd * sizeof(float));
+        const float *from =
+            item->rows ? item->rows + i * n_embd : m->embedding + (size_t)token * n_embd;
+        const float scale = item->rows ? 1.0f : m->shape.embedding_scale;
+        for (size_t j = 0; j < n_embd; j++)
+            x[j] = from[j] * scale;
         where[0] = where[1] = where[2] = (int32_t)position + (int32_t)i;
         if (item->facts) {
             where[0] = item->facts[i].t;
@@ -220,9 +307,11 @@ static bool start_item(struct forward *f, const struct forward_item *item, size_
             where[2] = item->facts[i].x;
         }
     }
-    return check(kvc_rope_angles(item->rope ? item->rope : &f->rope, f->positions + 3 * row,
-                                 item->n, f->cosines + row * n_pairs, f->sines + row * n_pairs),
-                 "rotating", failure) &&
+    const kvc_rope *rope = item->rope ? item->rope : &f->angles.rope;
+    kvc_status status = set_angles(f, &f->angles, rope, row, item->n);
+    if (status == KVC_OK && m->shape.window > 0)
+        status = set_angles(f, &f->local_angles, &f->local_angles.rope, row, item->n);
+    return check(status, "rotating", failure) &&
            check(kvc_tokens_add(item->cache, item->seq, item->facts, item->n), "announcing tokens",
                  failure);
 }
@@ -242,11 +331,13 @@ static bool append_and_attend(struct forward *f, const struct forward_item *item
                               const kvc_view *q, const kvc_view *k, const kvc_view *v,
                               const kvc_view *out, struct failure *failure)
 {
+    const struct model_shape *s = &f->p.model->shape;
     kvc_attend_options options;
 
     kvc_attend_options_default(item->cache, &options);
     options.accumulate = true; /* where the cache keeps scores */
-    options.scale = 1.0f / sqrtf((float)f->p.model->shape.head_dim);
+    options.scale = 1.0f / sqrtf((float)s->head_dim);
+    options.window = f->p.model->layers[layer].is_local ? (int64_t)s->window : 0;
     if (!check(kvc_append(item->cache, item->seq, layer, k, v), "appending K and V", failure))
         return false;
     if (item->hook.attend)
@@ -301,24 +392,26 @@ static bool run_layer(struct forward *f, size_t layer, const struct forward_item
 {
     const struct model_shape *s = &f->p.model->shape;
     const struct model_layer *w = &f->p.model->layers[layer];
+    const struct angles *angles = w->is_local ? &f->local_angles : &f->angles;
     const kvc_view heads = view_of(f, 0, rows, 0, s->n_heads + s->n_kv_heads); /* of Q and K */
     size_t row = 0;
 
-    norm(f, f->x, w->attn_norm, rows, f->norm);
+    norm(f, f->x, w->attn_norm, rows, false, f->norm);
     product(f, f->norm, w->qkv, rows, s->n_embd, f->n_qkv, false, f->qkv);
-    if (!check(kvc_rope_rotate(f->p.ctx, &f->rope, f->cosines, f->sines, &heads, f->rope_ws,
-                               f->rope_ws_size),
+    norm_q_and_k(f, w, rows);
+    if (!check(kvc_rope_rotate(f->p.ctx, &angles->rope, angles->cosines, angles->sines, &heads,
+                               f->rope_ws, f->rope_ws_size),
                "rotating", failure))
         return false;
     for (size_t i = 0; i < n_items; row += items[i].n, i++)
         if (!attend_item(f, &items[i], row, (int32_t)layer, failure))
             return false;
-    product(f, f->attn, w->attn_out, rows, s->n_heads * s->head_dim, s->n_embd, true, f->x);
-    norm(f, f->x, w->ffn_norm, rows, f->norm);
+    add_product(f, f->attn, w->attn_out, rows, s->n_heads * s->head_dim, w->attn_post_norm);
+    norm(f, f->x, w->ffn_norm, rows, false, f->norm);
     product(f, f->norm, w->gate_up, rows, s->n_embd, 2 * s->n_ff, false, f->gate_up);
     run_loop(
         &(struct loop){.f = f, .body = gate_rows, .n = rows, .in = f->gate_up, .out = f->hidden});
-    product(f, f->hidden, w->ffn_down, rows, s->n_ff, s->n_embd, true, f->x);
+    add_product(f, f->hidden, w->ffn_down, rows, s->n_ff, w->ffn_post_norm);
     return true;
 }
 
@@ -360,7 +453,7 @@ bool forward_run(struct forward *f, const struct forward_item *items, size_t n_i
     const size_t wanted = gather_wanted(f, items, n_items);
     if (wanted == 0)
         return true;
-    norm(f, f->norm, m->output_norm, wanted, f->norm);
+    norm(f, f->norm, m->output_norm, wanted, false, f->norm);
     product(f, f->norm, m->output, wanted, m->shape.n_embd, m->shape.n_vocab, false, logits);
     return true;
 }

@@ -304,6 +304,15 @@ bool gguf_element_u64(const struct gguf_value *value, uint64_t i, uint64_t *out)
     return is_unsigned || *out >> (8 * size - 1) == 0;
 }
 
+bool gguf_element_f32(const struct gguf_value *value, uint64_t i, float *out)
+{
+    if (value->type != GGUF_F32 || i >= value->n)
+        return false;
+    const uint32_t bits = (uint32_t)little_endian(value->data + i * 4, 4);
+    memcpy(out, &bits, sizeof(*out));
+    return true;
+}
+
 bool gguf_to_u64(const struct gguf_value *value, uint64_t *out)
 {
     return value && !value->is_array && gguf_element_u64(value, 0, out);
@@ -316,9 +325,7 @@ bool gguf_to_f64(const struct gguf_value *value, double *out)
 
     if (!value || value->is_array)
         return false;
-    if (value->type == GGUF_F32) {
-        const uint32_t low = (uint32_t)little_endian(value->data, 4);
-        memcpy(&narrow, &low, sizeof(narrow));
+    if (gguf_element_f32(value, 0, &narrow)) {
         *out = (double)narrow;
         return true;
     }

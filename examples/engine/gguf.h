@@ -73,8 +73,9 @@ bool gguf_to_u64(const struct gguf_value *value, uint64_t *out);
 bool gguf_to_f64(const struct gguf_value *value, double *out);
 bool gguf_to_text(const struct gguf_value *value, struct gguf_text *out);
 
-/* Element i of an array of integers, as gguf_to_u64(); false beyond the end. */
+/* Element i of an array of integers, as gguf_to_u64(), or of floats; false beyond the end. */
 bool gguf_element_u64(const struct gguf_value *value, uint64_t i, uint64_t *out);
+bool gguf_element_f32(const struct gguf_value *value, uint64_t i, float *out);
 
 /* Walks an array of strings: *at starts at 0. False at the end, or if it is no such array. */
 bool gguf_next_text(const struct gguf_value *value, size_t *at, struct gguf_text *out);

@@ -45,9 +45,9 @@ static size_t text_slot(const struct text_map *map, const char *text, size_t siz
     return i;
 }
 
-bool text_map_init(struct text_map *map, const struct gguf_text *texts, size_t n)
+bool text_map_init(struct text_map *map, const struct gguf_text *texts, size_t n_most)
 {
-    const size_t n_slots = slots_for(n);
+    const size_t n_slots = slots_for(n_most);
 
     map->texts = texts;
     map->mask = n_slots - 1;
@@ -56,11 +56,6 @@ bool text_map_init(struct text_map *map, const struct gguf_text *texts, size_t n
         return false;
     for (size_t i = 0; i < n_slots; i++)
         map->slots[i] = -1;
-    for (size_t i = 0; i < n; i++) {
-        const size_t slot = text_slot(map, texts[i].data, texts[i].size);
-        if (map->slots[slot] < 0)
-            map->slots[slot] = (int32_t)i;
-    }
     return true;
 }
 
@@ -68,6 +63,15 @@ void text_map_free(struct text_map *map)
 {
     free(map->slots);
     map->slots = NULL;
+}
+
+void text_map_insert(struct text_map *map, int32_t index)
+{
+    const struct gguf_text *text = &map->texts[index];
+    const size_t slot = text_slot(map, text->data, text->size);
+
+    if (map->slots[slot] < 0)
+        map->slots[slot] = index;
 }
 
 int32_t text_map_find(const struct text_map *map, const char *text, size_t size)

@@ -15,8 +15,9 @@ struct text_map {
     size_t mask;
 };
 
-bool text_map_init(struct text_map *map, const struct gguf_text *texts, size_t n);
+bool text_map_init(struct text_map *map, const struct gguf_text *texts, size_t n_most);
 void text_map_free(struct text_map *map);
+void text_map_insert(struct text_map *map, int32_t index); /* the first of equals stays */
 int32_t text_map_find(const struct text_map *map, const char *text, size_t size); /* or -1 */
 
 /* Pairs of tokens to the rank of their merge and the token it makes. */

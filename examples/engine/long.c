@@ -91,7 +91,8 @@ static bool open_run(struct long_run *run)
     if (!session_open(&params, &run->session, &run->failure) ||
         !calibration_open(o->calibration, o->model, run->session.ctx, &run->session.model.shape,
                           &run->calibration, &run->failure) ||
-        !session_read_text(&run->session, o->file, run->longest, &run->text, &run->failure))
+        !session_read_text(&run->session, o->file, run->longest, run->longest, &run->text,
+                           &run->failure))
         return false;
     for (size_t r = 0; r < t->n_rows; r++)
         if (!rotation_init(&run->session.model.shape, run->names[r], o->rope_factor, &run->ropes[r],

@@ -14,6 +14,7 @@ static const struct command {
     {"generate", generate_command, "continue a prompt"},
     {"calibrate", calibrate_command, "observe the keys of a model, for its cache"},
     {"compare", compare_command, "score recipes of the cache on a text, side by side"},
+    {"sensitivity", sensitivity_command, "what each layer and head costs in four bits"},
     {"tokens", tokens_command, "print the tokens of a text"},
     {"long", long_command, "perplexity by position, beyond the trained context"},
     {"vqa", vqa_command, "ask a vision-language model about a picture"},
@@ -27,7 +28,7 @@ static void print_help(void)
     printf("Usage: kvc-engine COMMAND OPTIONS\n"
            "Run GGUF language models on a compressed KV cache.\n\n");
     for (size_t i = 0; i < n_commands; i++)
-        printf("  %-11s%s\n", commands[i].name, commands[i].help);
+        printf("  %-13s%s\n", commands[i].name, commands[i].help);
     printf("\nkvc-engine COMMAND --help lists the options.\n"
            "Exit status: 0 done, 1 failed, 2 wrong usage.\n");
 }

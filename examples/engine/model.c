@@ -1,5 +1,4 @@
-/* Weights of the llama architecture from a GGUF file, checked against the shape that its metadata
- * tells. */
+/* Weights of a decoder from a GGUF file, checked against the shape that its metadata tells. */
 #include "model.h"
 
 #include <math.h>
@@ -11,17 +10,40 @@
 
 #include "loader.h"
 
+/* What the metadata do not tell. */
+struct architecture {
+    const char *name;
+    kvc_rope_layout rope_layout;
+    kvc_rope_axes rope_axes;
+    enum model_activation activation;
+    bool scales_embedding; /* by the root of its length */
+    bool more_norms, has_local_layers;
+};
+
+static const struct architecture architectures[] = {
+    {.name = "llama", .rope_layout = KVC_ROPE_INTERLEAVED},
+    {.name = "gemma3",
+     .rope_layout = KVC_ROPE_HALF_SPLIT,
+     .activation = MODEL_GELU,
+     .scales_embedding = true,
+     .more_norms = true,
+     .has_local_layers = true},
+    {.name = MODEL_VISION,
+     .rope_layout = KVC_ROPE_HALF_SPLIT,
+     .rope_axes = KVC_ROPE_AXES_INTERLEAVED},
+};
+
 /* The metadata of an architecture: its keys begin with its name. */
 struct metadata {
     const struct gguf *gguf;
-    const char *architecture;
+    const struct architecture *architecture;
 };
 
 static const struct gguf_value *find(const struct metadata *m, const char *key)
 {
     char whole[96];
 
-    snprintf(whole, sizeof(whole), "%s.%s", m->architecture, key);
+    snprintf(whole, sizeof(whole), "%s.%s", m->architecture->name, key);
     return gguf_find(m->gguf, whole);
 }
 
@@ -31,9 +53,9 @@ static bool read_size(const struct metadata *m, const char *key, uint64_t max, s
     uint64_t n;
 
     if (!gguf_to_u64(find(m, key), &n))
-        return fail_with(failure, "%s.%s is missing or no number", m->architecture, key);
+        return fail_with(failure, "%s.%s is missing or no number", m->architecture->name, key);
     if (n < 1 || n > max)
-        return fail_with(failure, "%s.%s is %llu, not 1..%llu", m->architecture, key,
+        return fail_with(failure, "%s.%s is %llu, not 1..%llu", m->architecture->name, key,
                          (unsigned long long)n, (unsigned long long)max);
     *out = (size_t)n;
     return true;
@@ -52,10 +74,10 @@ static bool read_real(const struct metadata *m, const char *key, double min, dou
     const struct gguf_value *value = find(m, key);
 
     if (value && !gguf_to_f64(value, out))
-        return fail_with(failure, "%s.%s is no number", m->architecture, key);
+        return fail_with(failure, "%s.%s is no number", m->architecture->name, key);
     if (!(*out > min && *out < max))
-        return fail_with(failure, "%s.%s is %g, not between %g and %g", m->architecture, key, *out,
-                         min, max);
+        return fail_with(failure, "%s.%s is %g, not between %g and %g", m->architecture->name, key,
+                         *out, min, max);
     return true;
 }
 
@@ -66,17 +88,16 @@ static bool read_architecture(const struct gguf *gguf, struct metadata *m, struc
     m->gguf = gguf;
     if (!gguf_to_text(gguf_find(gguf, "general.architecture"), &text))
         return fail_with(failure, "general.architecture is missing");
-    if (gguf_text_is(text, "llama"))
-        m->architecture = "llama";
-    else if (gguf_text_is(text, MODEL_VISION))
-        m->architecture = MODEL_VISION;
-    else
-        return fail_with(failure, "the architecture is not \"llama\" or \"" MODEL_VISION
+    for (size_t i = 0; i < sizeof(architectures) / sizeof(*architectures); i++)
+        if (gguf_text_is(text, architectures[i].name))
+            m->architecture = &architectures[i];
+    if (!m->architecture)
+        return fail_with(failure, "the architecture is not \"llama\", \"gemma3\" or \"" MODEL_VISION
                                   "\", the only ones supported");
     const struct gguf_value *scaling = find(m, "rope.scaling.type");
     if (scaling && !(gguf_to_text(scaling, &text) && gguf_text_is(text, "none")))
         return fail_with(failure, "%s.rope.scaling.type: scaled rotations are not supported",
-                         m->architecture);
+                         m->architecture->name);
     return true;
 }
 
@@ -85,20 +106,30 @@ static bool read_rotation(const struct metadata *m, struct model_shape *s, struc
 {
     const struct gguf_value *sections = find(m, "rope.dimension_sections");
 
-    s->rope_layout = KVC_ROPE_INTERLEAVED;
-    s->rope_axes = KVC_ROPE_AXES_ONE;
-    if (strcmp(m->architecture, MODEL_VISION) != 0)
+    s->rope_layout = m->architecture->rope_layout;
+    s->rope_axes = m->architecture->rope_axes;
+    if (s->rope_axes == KVC_ROPE_AXES_ONE)
         return true;
-    s->rope_layout = KVC_ROPE_HALF_SPLIT;
-    s->rope_axes = KVC_ROPE_AXES_INTERLEAVED;
     for (uint64_t i = 0; i < 3; i++) {
         uint64_t n;
         if (!sections || !gguf_element_u64(sections, i, &n) || n > KVC_MAX_HEAD_DIM)
             return fail_with(failure, "%s.rope.dimension_sections is not three numbers",
-                             m->architecture);
+                             m->architecture->name);
         s->rope_sections[i] = (int32_t)n;
     }
     return true;
+}
+
+/* Local layers are as those of the first models, where the file does not say. */
+static bool read_local_layers(const struct metadata *m, struct model_shape *s,
+                              struct failure *failure)
+{
+    s->local_period = 6;
+    s->local_rope_base = 10000.0;
+    return !m->architecture->has_local_layers ||
+           (read_size(m, "attention.sliding_window", 1 << 26, &s->window, failure) &&
+            read_optional(m, "attention.sliding_window_pattern", 1024, &s->local_period, failure) &&
+            read_real(m, "rope.freq_base_swa", 1.0, 1e12, &s->local_rope_base, failure));
 }
 
 static bool read_heads(const struct metadata *m, struct model_shape *s, struct failure *failure)
@@ -130,7 +161,7 @@ static bool read_heads(const struct metadata *m, struct model_shape *s, struct f
 
 static bool read_shape(const struct gguf *gguf, struct model_shape *s, struct failure *failure)
 {
-    struct metadata metadata = {.architecture = ""}, *m = &metadata;
+    struct metadata metadata = {0}, *m = &metadata;
     double eps = NAN;
 
     s->rope_base = 10000.0;
@@ -142,9 +173,12 @@ static bool read_shape(const struct gguf *gguf, struct model_shape *s, struct fa
         !read_heads(m, s, failure) ||
         !read_real(m, "attention.layer_norm_rms_epsilon", 0.0, 1.0, &eps, failure) ||
         !read_real(m, "rope.freq_base", 1.0, 1e12, &s->rope_base, failure) ||
-        !read_rotation(m, s, failure))
+        !read_rotation(m, s, failure) || !read_local_layers(m, s, failure))
         return false;
     s->norm_eps = (float)eps;
+    s->activation = m->architecture->activation;
+    s->embedding_scale = m->architecture->scales_embedding ? sqrtf((float)s->n_embd) : 1.0f;
+    s->more_norms = m->architecture->more_norms;
     return true;
 }
 
@@ -171,6 +205,13 @@ static void take_layer(struct loader *l, const struct model_shape *s, size_t i,
     out->gate_up = take_of_layer(l, i, "ffn_gate", s->n_ff, s->n_embd);
     take_of_layer(l, i, "ffn_up", s->n_ff, s->n_embd);
     out->ffn_down = take_of_layer(l, i, "ffn_down", s->n_embd, s->n_ff);
+    out->is_local = s->window > 0 && (i + 1) % s->local_period != 0;
+    if (!s->more_norms)
+        return;
+    out->q_norm = take_of_layer(l, i, "attn_q_norm", 1, s->head_dim);
+    out->k_norm = take_of_layer(l, i, "attn_k_norm", 1, s->head_dim);
+    out->attn_post_norm = take_of_layer(l, i, "post_attention_norm", 1, s->n_embd);
+    out->ffn_post_norm = take_of_layer(l, i, "post_ffw_norm", 1, s->n_embd);
 }
 
 /* Without those that belong to the other half of a vision-language model. */

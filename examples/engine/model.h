@@ -1,5 +1,5 @@
-/* A decoder of the llama architecture, or that of the small vision-language model: its shape and
- * its weights as floats. */
+/* A decoder of the llama or gemma3 architecture, or that of the small vision-language model: its
+ * shape and its weights as floats. */
 #ifndef ENGINE_MODEL_H
 #define ENGINE_MODEL_H
 
@@ -16,6 +16,9 @@
 #define MODEL_VISION         "tinyvlm"
 #define MODEL_VISION_TENSORS "v."
 
+/* Of the gate of the feed-forward network. */
+enum model_activation { MODEL_SILU, MODEL_GELU };
+
 struct model_shape {
     size_t n_layers, n_embd, n_ff, n_vocab;
     size_t n_heads, n_kv_heads; /* query heads a multiple of KV heads */
@@ -27,16 +30,25 @@ struct model_shape {
     kvc_rope_layout rope_layout;
     kvc_rope_axes rope_axes;
     int32_t rope_sections[3]; /* of the axes, if there are several */
+    size_t window;            /* newest tokens that local layers see; 0: there are none */
+    size_t local_period;      /* every how many layers one is not local */
+    double local_rope_base;   /* of local layers */
+    enum model_activation activation;
+    float embedding_scale; /* of the embeddings of tokens */
+    bool more_norms;       /* of each head of Q and K, and of what a layer adds to its input */
 };
 
 /* Matrices are [outputs][inputs]. */
 struct model_layer {
-    float *attn_norm; /* [n_embd] */
-    float *qkv;       /* rows of Q, then K, then V */
-    float *attn_out;  /* [n_embd][n_heads * head_dim] */
-    float *ffn_norm;  /* [n_embd] */
-    float *gate_up;   /* rows of gate, then up */
-    float *ffn_down;  /* [n_embd][n_ff] */
+    float *attn_norm;                      /* [n_embd] */
+    float *qkv;                            /* rows of Q, then K, then V */
+    float *attn_out;                       /* [n_embd][n_heads * head_dim] */
+    float *ffn_norm;                       /* [n_embd] */
+    float *gate_up;                        /* rows of gate, then up */
+    float *ffn_down;                       /* [n_embd][n_ff] */
+    float *q_norm, *k_norm;                /* [head_dim], or NULL: there is no such norm */
+    float *attn_post_norm, *ffn_post_norm; /* [n_embd], or NULL */
+    bool is_local; /* sees the shape's window, rotated with its local base */
 };
 
 struct model {

@@ -76,8 +76,9 @@ void session_close(struct session *s)
 }
 
 bool session_read_text(const struct session *session, const char *path, size_t min_tokens,
-                       struct token_list *out, struct failure *failure)
+                       size_t n_context, struct token_list *out, struct failure *failure)
 {
+    const int32_t bos = tokenizer_bos(session->tokenizer);
     unsigned char *text;
     size_t size;
 
@@ -89,6 +90,8 @@ bool session_read_text(const struct session *session, const char *path, size_t m
     if (ok && out->n < min_tokens)
         return fail_with(failure, "%.100s has %zu tokens, fewer than %zu", path, out->n,
                          min_tokens);
+    for (size_t i = 0; ok && bos >= 0 && i < out->n; i += n_context)
+        out->ids[i] = bos;
     return ok;
 }
 

@@ -34,9 +34,10 @@ bool session_open(const struct session_params *params, struct session *out,
                   struct failure *failure);
 void session_close(struct session *session);
 
-/* Appends the tokens of a file; fewer than @p min_tokens are a failure. */
+/* Appends the tokens of a file; fewer than @p min_tokens are a failure. Where texts of the model
+ * begin with a token of their own, it takes the place of the first of each @p n_context tokens. */
 bool session_read_text(const struct session *session, const char *path, size_t min_tokens,
-                       struct token_list *out, struct failure *failure);
+                       size_t n_context, struct token_list *out, struct failure *failure);
 
 /* A cache for one sequence of the session's model. */
 struct cache_options {

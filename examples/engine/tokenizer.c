@@ -1,5 +1,5 @@
-/* Byte-level BPE: special tokens, then valid UTF-8, then digits, then words; each piece is merged
- * by itself. */
+/* Special tokens first; what is between them is merged. Byte-level BPE cuts it into pieces before:
+ * valid UTF-8, then digits, then words. */
 #include "tokenizer.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "bpe.h"
+#include "spm.h"
 #include "utf8.h"
 
 /* White_Space of Unicode; PCRE's own \s would add U+180E. */
@@ -16,15 +17,24 @@
 struct tokenizer {
     struct gguf_text *texts; /* bytes of each token */
     size_t n_tokens;
-    char *bytes; /* what texts point to */
-    int32_t *specials;
-    size_t n_specials;
-    int32_t byte_ids[256]; /* token of each byte, or -1 */
+    char *bytes;    /* what texts point to */
+    uint8_t *kinds; /* of enum token_kind */
+    int32_t bos;    /* or -1 */
+    struct text_map specials;
+    size_t longest_special[256]; /* of those that start with a byte */
+    int32_t byte_ids[256];       /* token of each byte, or -1 */
     struct merge_map merges;
-    pcre2_code *digit, *word;
-    pcre2_match_data *match;
     struct bpe bpe;
+    bool is_spm;
+    struct text_map mergeable; /* SentencePiece */
+    pcre2_code *digit, *word;  /* GPT-2 */
+    pcre2_match_data *match;   /* GPT-2 */
 };
+
+static bool is_special(const struct tokenizer *t, size_t id)
+{
+    return t->kinds[id] == TOKEN_CONTROL || t->kinds[id] == TOKEN_DEFINED;
+}
 
 /* GPT-2 writes the bytes that are not printable in Latin-1 as the characters from U+0100 on. */
 static bool is_printable(unsigned byte)
@@ -71,6 +81,24 @@ static size_t token_bytes(const uint32_t of_byte[256], struct gguf_text text, ch
     return n;
 }
 
+/* The bytes that a token stands for. */
+static size_t bytes_of(const struct tokenizer *t, size_t id, const uint32_t of_byte[256],
+                       struct gguf_text text, char *out)
+{
+    const int byte = t->kinds[id] == TOKEN_BYTE ? spm_byte_of(text) : -1;
+
+    if (byte >= 0) {
+        out[0] = (char)(unsigned char)byte;
+        return 1;
+    }
+    if (t->kinds[id] == TOKEN_CONTROL || (t->kinds[id] == TOKEN_DEFINED && !t->is_spm)) {
+        if (text.size > 0)
+            memcpy(out, text.data, text.size);
+        return text.size;
+    }
+    return t->is_spm ? spm_bytes(text, out) : token_bytes(of_byte, text, out);
+}
+
 static bool copy_tokens(struct tokenizer *t, const struct vocabulary *v,
                         const uint32_t of_byte[256])
 {
@@ -80,23 +108,35 @@ static bool copy_tokens(struct tokenizer *t, const struct vocabulary *v,
         size += v->tokens[i].size;
     t->bytes = malloc(size);
     t->texts = malloc((v->n_tokens + 1) * sizeof(*t->texts));
-    t->specials = malloc((v->n_tokens + 1) * sizeof(*t->specials));
-    if (!t->bytes || !t->texts || !t->specials)
+    t->kinds = calloc(v->n_tokens + 1, 1);
+    if (!t->bytes || !t->texts || !t->kinds)
         return false;
     t->n_tokens = v->n_tokens;
+    if (v->kinds && v->n_tokens > 0)
+        memcpy(t->kinds, v->kinds, v->n_tokens);
     for (size_t i = 0; i < v->n_tokens; i++) {
-        struct gguf_text *text = &t->texts[i];
-        text->data = t->bytes + n;
-        text->size = v->tokens[i].size;
-        if (v->is_special && v->is_special[i]) {
-            if (text->size > 0) {
-                memcpy(t->bytes + n, v->tokens[i].data, text->size);
-                t->specials[t->n_specials++] = (int32_t)i;
-            }
-        } else {
-            text->size = token_bytes(of_byte, v->tokens[i], t->bytes + n);
-        }
-        n += text->size;
+        t->texts[i].data = t->bytes + n;
+        t->texts[i].size = bytes_of(t, i, of_byte, v->tokens[i], t->bytes + n);
+        n += t->texts[i].size;
+    }
+    return true;
+}
+
+static bool map_specials(struct tokenizer *t)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < t->n_tokens; i++)
+        n += is_special(t, i);
+    if (!text_map_init(&t->specials, t->texts, n))
+        return false;
+    for (size_t i = 0; i < t->n_tokens; i++) {
+        const struct gguf_text text = t->texts[i];
+        if (!is_special(t, i) || text.size == 0)
+            continue;
+        text_map_insert(&t->specials, (int32_t)i);
+        size_t *longest = &t->longest_special[(unsigned char)text.data[0]];
+        *longest = text.size > *longest ? text.size : *longest;
     }
     return true;
 }
@@ -174,19 +214,49 @@ static bool compile_patterns(struct tokenizer *t)
     return t->digit && t->match;
 }
 
-static bool fill(struct tokenizer *t, const struct vocabulary *v, struct failure *failure)
+static bool fill_gpt2(struct tokenizer *t, const struct vocabulary *v, const uint32_t of_byte[256],
+                      struct failure *failure)
 {
-    uint32_t of_byte[256];
     struct text_map ids;
 
-    character_table(of_byte);
-    if (!copy_tokens(t, v, of_byte) || !compile_patterns(t) ||
-        !text_map_init(&ids, v->tokens, v->n_tokens))
+    if (!compile_patterns(t) || !text_map_init(&ids, v->tokens, v->n_tokens))
         return fail_with(failure, "out of memory");
+    for (size_t i = 0; i < v->n_tokens; i++)
+        text_map_insert(&ids, (int32_t)i);
     find_byte_tokens(t, &ids, of_byte);
     const bool ok = copy_merges(t, v, &ids, failure);
     text_map_free(&ids);
     return ok;
+}
+
+static bool fill_spm(struct tokenizer *t, const struct vocabulary *v, struct failure *failure)
+{
+    if (!text_map_init(&t->mergeable, t->texts, t->n_tokens))
+        return fail_with(failure, "out of memory");
+    for (int b = 0; b < 256; b++)
+        t->byte_ids[b] = -1;
+    for (size_t i = t->n_tokens; i-- > 0;)
+        if (t->kinds[i] == TOKEN_BYTE && t->texts[i].size == 1)
+            t->byte_ids[(unsigned char)t->texts[i].data[0]] = (int32_t)i;
+    for (size_t i = 0; i < t->n_tokens; i++)
+        if (t->kinds[i] == TOKEN_TEXT)
+            text_map_insert(&t->mergeable, (int32_t)i);
+    return spm_find_merges(&t->mergeable, t->n_tokens, v->scores, &t->merges) ||
+           fail_with(failure, "out of memory");
+}
+
+static bool fill(struct tokenizer *t, const struct vocabulary *v, struct failure *failure)
+{
+    uint32_t of_byte[256];
+
+    character_table(of_byte);
+    t->is_spm = v->scores;
+    t->bos = v->has_bos ? v->bos : -1;
+    if (v->has_bos && (v->bos < 0 || (size_t)v->bos >= v->n_tokens))
+        return fail_with(failure, "the token that begins a text is not in the vocabulary");
+    if (!copy_tokens(t, v, of_byte) || !map_specials(t))
+        return fail_with(failure, "out of memory");
+    return t->is_spm ? fill_spm(t, v, failure) : fill_gpt2(t, v, of_byte, failure);
 }
 
 bool tokenizer_create(const struct vocabulary *vocabulary, struct tokenizer **out,
@@ -215,7 +285,9 @@ void tokenizer_destroy(struct tokenizer *t)
     pcre2_code_free(t->word);
     pcre2_code_free(t->digit);
     merge_map_free(&t->merges);
-    free(t->specials);
+    text_map_free(&t->mergeable);
+    text_map_free(&t->specials);
+    free(t->kinds);
     free(t->texts);
     free(t->bytes);
     free(t);
@@ -233,10 +305,12 @@ struct gguf_text tokenizer_text(const struct tokenizer *t, int32_t id)
 
 int32_t tokenizer_special(const struct tokenizer *t, const char *text)
 {
-    for (size_t i = 0; i < t->n_specials; i++)
-        if (gguf_text_is(t->texts[t->specials[i]], text))
-            return t->specials[i];
-    return -1;
+    return text_map_find(&t->specials, text, strlen(text));
+}
+
+int32_t tokenizer_bos(const struct tokenizer *t)
+{
+    return t->bos;
 }
 
 /* One call of tokenizer_encode(). */
@@ -264,20 +338,34 @@ static bool make_room(const struct encoding *e, size_t n)
     return true;
 }
 
+/* A token for each byte, as spm_characters(). */
+static size_t byte_tokens(const struct tokenizer *t, const char *text, size_t size, int32_t *ids,
+                          size_t *used)
+{
+    for (*used = 0; *used < size; ++*used) {
+        ids[*used] = t->byte_ids[(unsigned char)text[*used]];
+        if (ids[*used] < 0)
+            break;
+    }
+    return *used;
+}
+
 /* Merges one piece at the end of the list. */
 static bool add_piece(const struct encoding *e, const char *piece, size_t size)
 {
+    const struct tokenizer *t = e->t;
+    size_t used;
+
     if (!make_room(e, size))
         return false;
     int32_t *ids = e->list->ids + e->list->n;
-    for (size_t i = 0; i < size; i++) {
-        ids[i] = e->t->byte_ids[(unsigned char)piece[i]];
-        if (ids[i] < 0)
-            return fail_with(e->failure,
-                             "the vocabulary has no token for byte 0x%02x at offset %zu",
-                             (unsigned char)piece[i], (size_t)(piece - e->text) + i);
-    }
-    const size_t n = bpe_merge(&e->t->bpe, &e->t->merges, ids, size);
+    const size_t n_ids = t->is_spm
+                             ? spm_characters(&t->mergeable, t->byte_ids, piece, size, ids, &used)
+                             : byte_tokens(t, piece, size, ids, &used);
+    if (used < size)
+        return fail_with(e->failure, "the vocabulary has no token for byte 0x%02x at offset %zu",
+                         (unsigned char)piece[used], (size_t)(piece - e->text) + used);
+    const size_t n = bpe_merge(&e->t->bpe, &t->merges, ids, n_ids);
     if (n == SIZE_MAX)
         return fail_with(e->failure, "out of memory");
     e->list->n += n;
@@ -328,6 +416,8 @@ static bool add_bytes(const struct encoding *e, const char *text, size_t size)
 {
     uint32_t character;
 
+    if (e->t->is_spm)
+        return add_piece(e, text, size);
     for (size_t at = 0; at < size;) {
         size_t end = at, used;
         while ((used = utf8_decode(text + end, size - end, &character)) > 0)
@@ -342,17 +432,17 @@ static bool add_bytes(const struct encoding *e, const char *text, size_t size)
 }
 
 /* The longest special token at the start of the text, or -1. */
-static int32_t special_at(const struct tokenizer *t, const char *text, size_t size)
+static int32_t special_at(const struct tokenizer *t, const char *text, size_t size,
+                          bool parse_special)
 {
-    int32_t best = -1;
+    const size_t longest = t->longest_special[(unsigned char)text[0]];
 
-    for (size_t i = 0; i < t->n_specials; i++) {
-        const struct gguf_text *special = &t->texts[t->specials[i]];
-        if (special->size <= size && memcmp(special->data, text, special->size) == 0 &&
-            (best < 0 || special->size > t->texts[best].size))
-            best = t->specials[i];
+    for (size_t n = longest < size ? longest : size; n > 0; n--) {
+        const int32_t id = text_map_find(&t->specials, text, n);
+        if (id >= 0 && (parse_special || (t->is_spm && t->kinds[id] == TOKEN_DEFINED)))
+            return id;
     }
-    return best;
+    return -1;
 }
 
 bool tokenizer_encode(struct tokenizer *t, const char *text, size_t size, bool parse_special,
@@ -361,8 +451,8 @@ bool tokenizer_encode(struct tokenizer *t, const char *text, size_t size, bool p
     const struct encoding e = {t, text, list, failure};
     size_t start = 0;
 
-    for (size_t at = 0; parse_special && at < size;) {
-        const int32_t special = special_at(t, text + at, size - at);
+    for (size_t at = 0; (parse_special || t->is_spm) && at < size;) {
+        const int32_t special = special_at(t, text + at, size - at, parse_special);
         if (special < 0) {
             at++;
             continue;

@@ -1,4 +1,5 @@
-/* Byte-level BPE ("gpt2") with the "smollm" split: text to token ids and back. */
+/* Byte-level BPE ("gpt2") with the "smollm" split, or SentencePiece's BPE ("llama"): text to token
+ * ids and back. */
 #ifndef ENGINE_TOKENIZER_H
 #define ENGINE_TOKENIZER_H
 
@@ -8,14 +9,25 @@
 #include "failure.h"
 #include "gguf.h"
 
-/* A vocabulary as GGUF files hold it: bytes written as printable characters, GPT-2's way. */
+enum token_kind {
+    TOKEN_TEXT,    /* made by merging */
+    TOKEN_CONTROL, /* found only where asked for */
+    TOKEN_DEFINED, /* found as a whole: GPT-2's where asked for, SentencePiece's always */
+    TOKEN_BYTE,    /* SentencePiece: "<0xNN>", of characters without a token */
+    TOKEN_UNUSED   /* never made */
+};
+
+/* A vocabulary as GGUF files hold it: GPT-2 writes bytes as printable characters, SentencePiece a
+ * space as U+2581. */
 struct vocabulary {
     const struct gguf_text *tokens;
     size_t n_tokens;
-    const struct gguf_text *merges; /* "left right", best first */
+    const struct gguf_text *merges; /* GPT-2: "left right", best first */
     size_t n_merges;
-    const uint8_t
-        *is_special; /* [n_tokens]: never made from text, found only where asked for; NULL: none */
+    const uint8_t *kinds; /* [n_tokens] of enum token_kind; NULL: all are text */
+    const float *scores;  /* [n_tokens] SentencePiece; NULL: GPT-2 */
+    bool has_bos;
+    int32_t bos; /* every text begins with it */
 };
 
 struct tokenizer;
@@ -34,10 +46,13 @@ struct token_list {
     size_t n, capacity;
 };
 
+/* The token that every text begins with, which tokenizer_encode() leaves to its caller; or -1. */
+int32_t tokenizer_bos(const struct tokenizer *tokenizer);
+
 /*
  * Appends the tokens of a text. Any bytes are taken: those that are no UTF-8 stand alone. With
- * parse_special, the texts of special tokens become those tokens. Fails if the vocabulary lacks a
- * byte of the text; the list then holds what came before.
+ * parse_special, the texts of control and defined tokens become those tokens. Fails if the
+ * vocabulary lacks a byte of the text; the list then holds what came before.
  */
 bool tokenizer_encode(struct tokenizer *tokenizer, const char *text, size_t size,
                       bool parse_special, struct token_list *list, struct failure *failure);
@@ -45,7 +60,7 @@ bool tokenizer_encode(struct tokenizer *tokenizer, const char *text, size_t size
 /* The bytes of a token, perhaps only part of a character; empty for an id out of range. */
 struct gguf_text tokenizer_text(const struct tokenizer *tokenizer, int32_t id);
 
-/* The special token of that text, or -1. */
+/* The control or defined token of that text, or -1. */
 int32_t tokenizer_special(const struct tokenizer *tokenizer, const char *text);
 
 #endif

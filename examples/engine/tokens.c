@@ -8,7 +8,7 @@
 
 struct tokens_options {
     const char *model, *file;
-    int64_t limit;
+    int64_t limit, context;
     bool json;
 };
 
@@ -20,7 +20,7 @@ static int print_tokens(const struct tokens_options *o)
     struct failure failure;
 
     const bool ok = session_open(&params, &session, &failure) &&
-                    session_read_text(&session, o->file, 0, &text, &failure);
+                    session_read_text(&session, o->file, 0, (size_t)o->context, &text, &failure);
     const size_t n = o->limit && (size_t)o->limit < text.n ? (size_t)o->limit : text.n;
     if (ok && o->json)
         printf("{\"tokens\":[");
@@ -37,11 +37,13 @@ static int print_tokens(const struct tokens_options *o)
 
 int tokens_command(int argc, char **argv)
 {
-    struct tokens_options o = {0};
+    struct tokens_options o = {.context = 2048};
     const struct arg args[] = {
         {"model", ARG_TEXT, &o.model, "FILE", "GGUF file (required)", 0, 0},
         {"file", ARG_TEXT, &o.file, "TXT", "text (required)", 0, 0},
         {"limit", ARG_INTEGER, &o.limit, "N", "most tokens to print (all)", 1, 1e9},
+        {"context", ARG_INTEGER, &o.context, "N",
+         "tokens of a context, which begins as the model wants it (2048)", 1, 1 << 24},
         {"json", ARG_FLAG, &o.json, "", "print JSON instead of lines", 0, 0},
     };
     const size_t n_args = sizeof(args) / sizeof(*args);

@@ -20,9 +20,9 @@ quantized types otherwise. There is no parameter for this: a cache reads the env
 LLAMA_ATTN_ROT_DISABLE when it is made, and what it then says in the log is checked. Bits are those
 of its blocks of 32. Its AMX kernels are not used: they crash on some processors.
 
-OpenVINO runs the stateful model that openvino-genai makes of the GGUF file. The integer zero
-points of its weights change a model of Q4_1 much, so it gets the weights as fp16, and rounds no
-activations; --weights file gives it the file and leaves its defaults. Codes are by token; a row
+OpenVINO runs the stateful model that openvino-genai makes of the GGUF file. What its
+reader makes of Q4_1 predicts much worse than the file, so it gets the weights as fp16, and rounds
+no activations; --weights file gives it the file and lets it round. Codes are by token; a row
 "u4:32" has a scale and a zero point, fp32 each, for 32 channels, "u4" one for the head. A call
 with an empty cache attends to exact K and V, so the first token is read alone.
 

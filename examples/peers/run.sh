@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run.sh [--quick] - how other quantizers of the KV cache do on the texts that kvc-engine compare reads:
 # installs llama.cpp and OpenVINO from PyPI into build/peers-venv, runs peers.py, and writes
-# build/peers/results.csv. Building llama.cpp takes ten minutes, once, and the runs HOURS on two cores;
-# with --quick QUICK, a chunk of each text and no long one.
+# build/peers/results.csv. Building llama.cpp takes ten minutes, once, and the runs two hours on two cores;
+# with --quick a quarter of an hour, a chunk of each text and no long one.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . examples/packages.sh
@@ -10,6 +10,7 @@ cd "$(dirname "$0")/../.."
 out=build/peers
 venv=build/peers-venv
 models=build/models
+engine=build/release/bin/kvc-engine
 smollm2=SmolLM2-135M-Instruct.Q4_1.gguf
 gemma="gemma-3-270m-q4_k_m.gguf"
 chunks=10
@@ -49,18 +50,23 @@ into()
 # measure NAME MODEL TEXT OPTIONS...: rows of the result, in a file of their own.
 measure()
 {
-    local name=$1 model=$2 text=$3
+    local name=$1 model=$2 text=$3 tokens=$out/$2.$3.json
 
     shift 3
     step "$name: $model, $text${*:+, $*}"
+    into "$tokens" "$engine" tokens --model "$models/$model" --file "$models/$text" --json
     into "$out/$name.csv" "$venv/bin/python" examples/peers/peers.py "$models/$model" \
-        "$models/$text" --csv "$@"
+        "$models/$text" --tokens "$tokens" --csv "$@"
     parts+=("$out/$name.csv")
 }
 
 step "packages"
-need_packages gcc g++ libc6-dev cmake ninja-build python3 python3-dev python3-venv ca-certificates \
-    bsdextrautils
+need_packages gcc g++ libc6-dev cmake ninja-build pkg-config libopenblas-dev libpcre2-dev libpng-dev \
+    python3 python3-dev python3-venv ca-certificates bsdextrautils
+step "build"
+cmake --preset release -DKVC_TESTS=OFF >/dev/null
+cmake --build --preset release --target kvc-engine
+step "llama.cpp and OpenVINO"
 mkdir -p "$out"
 if [ ! -x "$venv/bin/pip" ]; then
     python3 -m venv "$venv"

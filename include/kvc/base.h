@@ -79,7 +79,8 @@ typedef enum kvc_scale {
     KVC_SCALE_HEAD =
         0, /**< one float a block of tokens and head, from a window of tokens; symmetric */
     KVC_SCALE_TOKEN = 1,   /**< one half a token and head; INT8 symmetric, INT4 and INT6
-                              signed-extreme */
+                              signed-extreme. In a cache INT4 and INT6 have one for each 64
+                              channels of a head of 128 and more: 4.25 and 6.25 bits */
     KVC_SCALE_CHANNEL = 2, /**< a half scale and a half minimum a block, head and channel */
     KVC_SCALE_LAYER = 3    /**< as HEAD, one float for all heads of a block; kvc_quantize() only */
 } kvc_scale;

@@ -93,7 +93,7 @@ KVC_API kvc_status kvc_plan_profile_preset(const char *name, kvc_plan_profile *p
  *     codes       F16: 2 d, INT8: d, INT4: ceil(d / 2)
  *     parameters  F16: 0, TOKEN: 2, HEAD: 4 / 64, CHANNEL: 4 d / 64     (pages of 64 tokens)
  *
- * 32 layers of 32 heads of 128 take 524288 bytes as F16, 266240 as INT8, 135168 as INT4.
+ * 32 layers of 32 heads of 128 take 524288 bytes as F16, 266240 as INT8, 139264 as INT4.
  *
  * @param model               Shape.
  * @param profile             NULL: the defaults.

@@ -297,7 +297,7 @@ typedef struct kvc_fold_counts {
  *     K: row and bias of channel c of KV head h       x / s[h][c]
  *     Q: row and bias of channel c of query head j    x * s[j / (n_heads / n_kv_heads)][c]
  *
- * Each element: float, one operation, rounded once to the weight's type.
+ * Each element: one operation, rounded to a float, and that to the weight's type. NaN and Inf stay.
  *
  * @param ctx        Context.
  * @param weight     Changed in place.
@@ -319,6 +319,8 @@ KVC_API kvc_status kvc_fold_linear(kvc_ctx *ctx, const kvc_weight *weight, kvc_f
  * Fold scales into the gain of a norm in front of the rotation (state-rope-norm):
  *
  *     K: g' = (offset + g) / s - offset,   Q: g' = (offset + g) * s - offset
+ *
+ * Each gain: double, rounded once to a float and that to the gain's type.
  *
  * @param gain       [n_gains] in place; n_gains is head_dim (one gain for all heads; the scales
  * must then be the same in all heads) or n_heads * head_dim.
@@ -403,7 +405,8 @@ typedef enum kvc_smooth_message_kind {
     KVC_SMOOTH_MISSING_MODULE = 2,   /**< error: a named module does not exist or has no weight */
     KVC_SMOOTH_NOT_OBSERVED = 3,     /**< error: no key of the layer was observed */
     KVC_SMOOTH_LARGE_FACTOR = 4,     /**< warning: factor above 1 */
-    KVC_SMOOTH_UNIT_INVALID = 5      /**< error: names missing, type unknown, layer out of range, or
+    KVC_SMOOTH_UNIT_INVALID = 5      /**< error: names missing or, of a module with its attention,
+                                        above 255 characters, type unknown, layer out of range, or
                                         two units of one layer */
 } kvc_smooth_message_kind;
 
@@ -426,7 +429,8 @@ typedef struct kvc_smooth_filter {
     size_t n_exclude;           /**< patterns */
 } kvc_smooth_filter;
 
-/** Whether a name matches a pattern of kvc_smooth_filter. A broken pattern matches only itself.
+/** Whether a name matches a pattern of kvc_smooth_filter. A broken pattern, and one of 1024
+ * characters and more, matches only itself. In brackets a backslash is a character like others.
  * @param pattern, name  Not NULL. Cost: the product of the lengths for each `*` and alternative. */
 KVC_API bool kvc_smooth_match(const char *pattern, const char *name);
 

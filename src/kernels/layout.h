@@ -39,12 +39,29 @@ static inline uint32_t kvc_code_bits(uint8_t format)
     return format == KVC_F16 ? 16 : format == KVC_INT8 ? 8 : format == KVC_INT6 ? 6 : 4;
 }
 
+/* Channels that share a scale of a token in fewer than 8 bits; the last group takes the rest. */
+#define KVC_GROUP_CHANNELS 64
+#define KVC_MAX_GROUPS     (KVC_MAX_HEAD_DIM / KVC_GROUP_CHANNELS)
+
+static inline uint32_t kvc_scale_groups(uint8_t format, uint8_t scale, uint32_t d8)
+{
+    if (kvc_code_bits(format) >= 8 || scale != KVC_SCALE_TOKEN || d8 < 2 * KVC_GROUP_CHANNELS)
+        return 1;
+    return d8 / KVC_GROUP_CHANNELS;
+}
+
+static inline uint32_t kvc_group_of(uint32_t channel, uint32_t n_groups)
+{
+    const uint32_t group = channel / KVC_GROUP_CHANNELS;
+    return group < n_groups ? group : n_groups - 1;
+}
+
 static inline uint32_t kvc_params_size(uint8_t format, uint8_t scale, uint32_t d8)
 {
     if (format == KVC_F16)
         return 0;
     switch (scale) {
-    case KVC_SCALE_TOKEN: return KVC_PAGE_ROWS * 2;
+    case KVC_SCALE_TOKEN: return kvc_scale_groups(format, scale, d8) * KVC_PAGE_ROWS * 2;
     case KVC_SCALE_CHANNEL: return d8 * 4; /* scales, then minima */
     default: return 4;
     }

@@ -91,10 +91,13 @@ static inline float kvc_page_scaled(uint8_t format, uint8_t scale, const uint8_t
                                     uint32_t d8, uint32_t token, uint32_t channel, float code)
 {
     float head;
+    uint32_t group;
     if (format == KVC_F16)
         return code;
     switch (scale) {
-    case KVC_SCALE_TOKEN: return code * kvc_param_half(params, token);
+    case KVC_SCALE_TOKEN:
+        group = kvc_group_of(channel, kvc_scale_groups(format, scale, d8));
+        return code * kvc_param_half(params, (size_t)group * KVC_PAGE_ROWS + token);
     case KVC_SCALE_CHANNEL:
         return code * kvc_param_half(params, channel) + kvc_param_half(params, d8 + channel);
     default: memcpy(&head, params, sizeof(head)); return code * head;

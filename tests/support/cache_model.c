@@ -287,21 +287,30 @@ static void drop_empty_sealed_pages(struct model_seq *s)
     s->n_pages = kept;
 }
 
-/* Six bits, as docs/formats.md has them: no operator has these codes. */
-static void recode_six(float *rows, size_t n, size_t dim)
+/* Codes from -most to most - 1 under the scale of their extreme, as docs/formats.md has them. */
+static void recode_extreme(float *x, size_t n, float most)
 {
-    for (size_t r = 0; r < n; r++, rows += dim) {
-        float min = 0, max = 0;
-        for (size_t c = 0; c < dim; c++) {
-            min = fminf(min, rows[c]);
-            max = fmaxf(max, rows[c]);
-        }
-        const float extreme = max >= -min ? max : min;
-        const float scale = (float)half_value(half_away((double)(extreme / -32.0f)));
-        const float inverse = scale != 0 ? 1.0f / scale : 0;
-        for (size_t c = 0; c < dim; c++)
-            rows[c] = fminf(fmaxf(rintf(rows[c] * inverse), -32), 31) * scale;
+    float min = 0, max = 0;
+    for (size_t c = 0; c < n; c++) {
+        min = fminf(min, x[c]);
+        max = fmaxf(max, x[c]);
     }
+    const float extreme = max >= -min ? max : min;
+    const float scale = (float)half_value(half_away((double)(extreme / -most)));
+    const float inverse = scale != 0 ? 1.0f / scale : 0;
+    for (size_t c = 0; c < n; c++)
+        x[c] = fminf(fmaxf(rintf(x[c] * inverse), -most), most - 1) * scale;
+}
+
+/* INT4 and INT6 TOKEN: no operator has their groups of 64 channels, the last of which takes the
+ * rest of the row. */
+static void recode_groups(float *rows, size_t n, size_t dim, kvc_format format)
+{
+    const size_t d8 = (dim + 7) / 8 * 8, n_groups = d8 < 128 ? 1 : d8 / 64;
+    for (size_t r = 0; r < n; r++, rows += dim)
+        for (size_t g = 0; g < n_groups; g++)
+            recode_extreme(rows + 64 * g, g + 1 < n_groups ? 64 : dim - 64 * g,
+                           format == KVC_INT4 ? 8 : 32);
 }
 
 /* Replaces n packed rows by what kvc_quantize() and kvc_dequantize() make of them. A HEAD group
@@ -318,8 +327,8 @@ static void recode(const struct cache_model *m, float *rows, size_t n, size_t di
 
     if (format == KVC_F16)
         return;
-    if (format == KVC_INT6) {
-        recode_six(rows, n, dim);
+    if (format == KVC_INT6 || (format == KVC_INT4 && scale == KVC_SCALE_TOKEN)) {
+        recode_groups(rows, n, dim, format);
         return;
     }
     kvc_quant_options_default(&options);

@@ -47,6 +47,7 @@ static inline void make_decoder(struct draws *draws, struct model *m)
                                       .n_context = 4096,
                                       .norm_eps = 1e-5f,
                                       .rope_base = 100.0,
+                                      .embedding_scale = 1.0f,
                                       .rope_layout = KVC_ROPE_HALF_SPLIT,
                                       .rope_axes = KVC_ROPE_AXES_INTERLEAVED,
                                       .rope_sections = {6, 5, 5}};

@@ -54,19 +54,30 @@ static void encode(const struct side *side, const struct kvc_coder *coder, int b
             put(side, t, c, (unsigned)(kvc_code(coder, value(side, t, c)) + bias));
 }
 
-static void seal_tokens(const struct side *side, int bits, uint8_t *params)
+/* The channels begin ... end - 1 of all tokens, with scales of their own. */
+static void seal_group(const struct side *side, int bits, uint32_t begin, uint32_t end,
+                       uint8_t *params)
 {
     for (uint32_t t = 0; t < side->n_rows; t++) {
-        float min = value(side, t, 0), max = min;
-        for (uint32_t c = 1; c < side->d; c++) {
+        float min = value(side, t, begin), max = min;
+        for (uint32_t c = begin + 1; c < end; c++) {
             min = fminf(min, value(side, t, c));
             max = fmaxf(max, value(side, t, c));
         }
         uint16_t scale;
         const struct kvc_coder coder = kvc_token_coder(min, max, bits, &scale);
         memcpy(params + 2 * (size_t)t, &scale, sizeof(scale));
-        encode(side, &coder, side->bias, t, t + 1, 0, side->d);
+        encode(side, &coder, side->bias, t, t + 1, begin, end);
     }
+}
+
+static void seal_tokens(const struct side *side, int bits, uint8_t *params)
+{
+    const uint32_t n = kvc_scale_groups(side->format, KVC_SCALE_TOKEN, side->d8);
+    for (uint32_t g = 0; g < n; g++)
+        seal_group(side, bits, g * KVC_GROUP_CHANNELS,
+                   g + 1 < n ? (g + 1) * KVC_GROUP_CHANNELS : side->d,
+                   params + (size_t)g * KVC_PAGE_ROWS * 2);
 }
 
 static void seal_channels(const struct side *side, int bits, uint8_t *params)
@@ -174,6 +185,14 @@ static void move_element(uint8_t format, const uint8_t *src, uint32_t src_e, uin
     }
 }
 
+/* The scales of a token in n_bytes of parameters: one in each 64. */
+static void move_scales(const uint8_t *src, uint32_t from, uint8_t *dst, uint32_t to,
+                        uint32_t n_bytes)
+{
+    for (uint32_t at = 0; at < n_bytes; at += KVC_PAGE_ROWS * 2)
+        move_element(KVC_F16, src + at, from, dst + at, to);
+}
+
 kvc_status kvc_move_rows_ref(const struct kvc_queue *queue, const struct kvc_page_layout *layout,
                              const uint8_t *src, const uint8_t *src_rows, uint32_t n_rows,
                              uint8_t *dst, uint32_t dst_row)
@@ -186,10 +205,10 @@ kvc_status kvc_move_rows_ref(const struct kvc_queue *queue, const struct kvc_pag
     for (uint32_t i = 0; i < n_rows; i++) {
         const uint32_t from = src_rows ? src_rows[i] : i, to = dst_row + i;
         memmove(dst + to * k_stride, src + from * k_stride, k_stride);
-        if (layout->k_format != KVC_F16)
-            move_element(KVC_F16, src + layout->k_params, from, dst + layout->k_params, to);
-        if (layout->v_format != KVC_F16)
-            move_element(KVC_F16, src + layout->v_params, from, dst + layout->v_params, to);
+        move_scales(src + layout->k_params, from, dst + layout->k_params, to,
+                    layout->v_params - layout->k_params);
+        move_scales(src + layout->v_params, from, dst + layout->v_params, to,
+                    kvc_params_size(layout->v_format, layout->v_scale, layout->d8_v));
         if (layout->v_row_major) {
             memmove(dst_v + to * v_stride, src_v + from * v_stride, v_stride);
             continue;

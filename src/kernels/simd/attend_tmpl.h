@@ -193,6 +193,20 @@ static inline struct lines widen(const struct lines *lines, uint8_t *dst)
     return wide;
 }
 
+/* The elements of lines, which have no padding in between, that share scales. */
+static inline struct lines group_lines(const struct lines *lines, uint32_t group, uint32_t n_groups)
+{
+    const uint32_t first = group * KVC_GROUP_CHANNELS;
+    struct lines part = *lines;
+    if (n_groups == 1)
+        return part;
+    part.data += lines->reader == READ_F32    ? first * sizeof(float)
+                 : lines->reader == READ_INT4 ? first / 2
+                                              : first;
+    part.len = group + 1 < n_groups ? KVC_GROUP_CHANNELS : lines->len - first;
+    return part;
+}
+
 /* The query rows that see something of a page, and what. */
 struct seen {
     uint32_t n;
@@ -215,16 +229,16 @@ static inline struct seen seen_rows(const struct kvc_attend_page *page, uint32_t
     return seen;
 }
 
-/* What the products with the codes of each token are multiplied by. */
-static inline void token_factors(uint8_t format, uint8_t scale, const uint8_t *params, float factor,
-                                 float *dst)
+/* What the products of a group of channels with the codes of each token are multiplied by. */
+static inline void token_factors(uint8_t format, uint8_t scale, const uint8_t *params,
+                                 uint32_t group, float factor, float *dst)
 {
     const vf by = v_set1(factor);
     float head = 1.0f;
     if (format != KVC_F16 && scale == KVC_SCALE_TOKEN) {
+        const uint16_t *scales = (const uint16_t *)(const void *)params + group * KVC_PAGE_ROWS;
         for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
-            v_store(dst + t,
-                    v_mul(by, v_load_half((const uint16_t *)(const void *)params + t, VLEN)));
+            v_store(dst + t, v_mul(by, v_load_half(scales + t, VLEN)));
         return;
     }
     if (format != KVC_F16 && scale != KVC_SCALE_CHANNEL)
@@ -290,15 +304,40 @@ static inline void fold_channels(const struct kvc_attend_page *page, const float
     }
 }
 
+/* Products of a tile of lines times the factors of their tokens, [seen->n][64]: the sum over groups
+ * of channels. */
+static inline void tile_scores(const struct lines *lines, const float *const *q, uint32_t n,
+                               uint32_t n_groups, const float *factors, float *scores)
+{
+    float part[KVC_TILE_ROWS * TILE_LINES];
+    for (uint32_t g = 0; g < n_groups; g++, factors += KVC_PAGE_ROWS) {
+        const struct lines some = group_lines(lines, g, n_groups);
+        const float *x[KVC_TILE_ROWS];
+        for (uint32_t i = 0; i < n; i++)
+            x[i] = q[i] + g * KVC_GROUP_CHANNELS;
+        multiply(&some, x, n, part, TILE_LINES);
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t j = 0; j < TILE_LINES; j += VLEN) {
+                float *to = scores + (size_t)i * KVC_PAGE_ROWS + j;
+                const vf s = v_mul(v_load(part + (size_t)i * TILE_LINES + j), v_load(factors + j));
+                v_store(to, g == 0 ? s : v_add(v_load(to), s));
+            }
+    }
+}
+
 /* Scores of the rows that see something, [seen->n][64]; those that are not seen mean nothing. */
 static inline void page_scores(const struct kvc_attend_tile *tile,
                                const struct kvc_attend_page *page, const struct seen *seen,
                                float *scores)
 {
     const struct kvc_page_layout *layout = page->layout;
+    const uint32_t n_groups = kvc_scale_groups(layout->k_format, layout->k_scale, layout->d8_k);
     const float *q[KVC_TILE_ROWS];
-    float factors[KVC_PAGE_ROWS], add[KVC_TILE_ROWS] = {0};
+    float factors[KVC_MAX_GROUPS * KVC_PAGE_ROWS], add[KVC_TILE_ROWS] = {0};
 
+    for (uint32_t g = 0; g < n_groups; g++)
+        token_factors(layout->k_format, layout->k_scale, page->data + layout->k_params, g,
+                      tile->scale, factors + (size_t)g * KVC_PAGE_ROWS);
     for (uint32_t i = 0; i < seen->n; i++)
         q[i] = tile->q + seen->row[i] * kvc_attend_stride(layout->d_k);
     if (has_channels(layout->k_format, layout->k_scale))
@@ -315,15 +354,13 @@ static inline void page_scores(const struct kvc_attend_tile *tile,
             lines = widen(&lines, (uint8_t *)folded_rows(tile));
         if (seen->n > BLOCK_ROWS)
             lines = unpack(&lines, tile->work);
-        multiply(&lines, q, seen->n, scores + t, KVC_PAGE_ROWS);
+        tile_scores(&lines, q, seen->n, n_groups, factors + t, scores + t);
     }
-    token_factors(layout->k_format, layout->k_scale, page->data + layout->k_params, tile->scale,
-                  factors);
     for (uint32_t i = 0; i < seen->n; i++, scores += KVC_PAGE_ROWS) {
         const vf shift =
             v_set1(tile->scale * add[i] + (tile->shift ? tile->shift[seen->row[i]] : 0.0f));
         for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
-            v_store(scores + t, v_add(v_mul(v_load(scores + t), v_load(factors + t)), shift));
+            v_store(scores + t, v_add(v_load(scores + t), shift));
         for (uint64_t left = tile->softcap > 0.0f ? seen->mask[i] : 0; left; left &= left - 1) {
             const int t = __builtin_ctzll(left);
             scores[t] = tile->softcap * tanhf(scores[t] / tile->softcap);
@@ -420,7 +457,19 @@ static inline void add_tokens(const struct kvc_attend_page *page, uint64_t mask,
         add_channels(v + 2 * c, layout->v_stride, mask, weights, layout->d8_v - c, o + c);
 }
 
-/* Transposed V: o[i] += weights[i] times the lines of all channels; sum_w: sums of the weights. */
+/* Weights times the factors of a group of channels. */
+static inline void group_weights(const struct kvc_page_layout *layout, const uint8_t *params,
+                                 uint32_t group, const float *weights, uint32_t n, float *dst)
+{
+    float factors[KVC_PAGE_ROWS];
+    token_factors(layout->v_format, layout->v_scale, params, group, 1.0f, factors);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN, weights += VLEN, dst += VLEN)
+            v_store(dst, v_mul(v_load(weights), v_load(factors + t)));
+}
+
+/* Transposed V: o[i] += weights[i] times the lines of all channels; sum_w: sums of the weights.
+ * Where there are several groups of channels, the weights are without factors yet. */
 static inline void add_lines(const struct kvc_attend_tile *tile, const struct kvc_attend_page *page,
                              const struct seen *seen, const float *weights, const float *sum_w,
                              float *const *o)
@@ -428,10 +477,14 @@ static inline void add_lines(const struct kvc_attend_tile *tile, const struct kv
     const struct kvc_page_layout *layout = page->layout;
     const uint8_t *params = page->data + layout->v_params;
     const bool channels = has_channels(layout->v_format, layout->v_scale);
+    const uint32_t n_groups = kvc_scale_groups(layout->v_format, layout->v_scale, layout->d8_v);
+    float of_group[KVC_TILE_ROWS * KVC_PAGE_ROWS];
     const float *w[KVC_TILE_ROWS];
     for (uint32_t i = 0; i < seen->n; i++)
-        w[i] = weights + (size_t)i * KVC_PAGE_ROWS;
+        w[i] = (n_groups > 1 ? of_group : weights) + (size_t)i * KVC_PAGE_ROWS;
     for (uint32_t c = 0; c < layout->d8_v; c += TILE_LINES) {
+        if (n_groups > 1 && c % KVC_GROUP_CHANNELS == 0)
+            group_weights(layout, params, kvc_group_of(c, n_groups), weights, seen->n, of_group);
         struct lines lines = {.reader = code_reader(layout->v_format, READ_F16_FINITE),
                               .data = page->data + layout->v_codes + (size_t)c * layout->v_stride,
                               .stride = layout->v_stride,
@@ -457,6 +510,12 @@ static inline void add_lines(const struct kvc_attend_tile *tile, const struct kv
     }
 }
 
+static inline void fill_ones(float *factors)
+{
+    for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
+        v_store(factors + t, v_set1(1.0f));
+}
+
 static inline void scale_row(float *o, size_t n, float by)
 {
     for (size_t c = 0; c < n; c += VLEN)
@@ -476,7 +535,11 @@ static inline void attend_page(const struct kvc_attend_tile *tile, uint32_t p)
     if (!seen.any)
         return;
     page_scores(tile, page, &seen, scores);
-    token_factors(layout->v_format, layout->v_scale, page->data + layout->v_params, 1.0f, factors);
+    if (kvc_scale_groups(layout->v_format, layout->v_scale, layout->d8_v) == 1)
+        token_factors(layout->v_format, layout->v_scale, page->data + layout->v_params, 0, 1.0f,
+                      factors);
+    else
+        fill_ones(factors);
     for (uint32_t i = 0; i < seen.n; i++) {
         const uint32_t row = seen.row[i];
         const struct row_state next =

@@ -18,6 +18,7 @@ struct side {
 /* The coders of a side: by channel or by token. */
 struct side_coders {
     bool by_channel;
+    uint32_t n_groups;
     float offset[KVC_MAX_HEAD_DIM], factor[KVC_MAX_HEAD_DIM];
     vf lo, hi;
 };
@@ -27,20 +28,27 @@ static inline vf load_side(const struct side *side, uint32_t t, uint32_t c, size
     return v_load_half(side->src + (size_t)t * side->d8 + c, n);
 }
 
-/* All values of a page are finite. */
+/* All values of a page are finite. The coder of a group of channels of token t has the number
+ * group * 64 + t. */
 static inline void token_coders(const struct side *side, int bits, struct side_coders *coders)
 {
-    for (uint32_t t = 0; t < side->n_rows; t++) {
-        struct span span = no_span();
-        for (uint32_t c = 0; c < side->d; c += VLEN) {
-            const size_t n = lanes_left(c, side->d);
-            span_extend(&span, load_side(side, t, c, n), m_first(n));
+    const uint32_t n_groups = coders->n_groups;
+    for (uint32_t g = 0; g < n_groups; g++) {
+        const uint32_t begin = g * KVC_GROUP_CHANNELS;
+        const uint32_t end = g + 1 < n_groups ? begin + KVC_GROUP_CHANNELS : side->d;
+        for (uint32_t t = 0; t < side->n_rows; t++) {
+            struct span span = no_span();
+            for (uint32_t c = begin; c < end; c += VLEN) {
+                const size_t n = lanes_left(c, end);
+                span_extend(&span, load_side(side, t, c, n), m_first(n));
+            }
+            uint16_t scale;
+            const size_t i = (size_t)g * KVC_PAGE_ROWS + t;
+            const struct kvc_coder coder =
+                kvc_token_coder(v_hmin(span.min), v_hmax(span.max), bits, &scale);
+            memcpy(side->params + 2 * i, &scale, sizeof(scale));
+            coders->factor[i] = coder.factor;
         }
-        uint16_t scale;
-        const struct kvc_coder coder =
-            kvc_token_coder(v_hmin(span.min), v_hmax(span.max), bits, &scale);
-        memcpy(side->params + 2 * (size_t)t, &scale, sizeof(scale));
-        coders->factor[t] = coder.factor;
     }
     coders->lo = v_set1((float)kvc_token_code_min(bits));
     coders->hi = v_set1((float)kvc_code_max(bits));
@@ -81,6 +89,7 @@ static inline void make_coders(const struct side *side, float absmax, struct sid
 {
     const int bits = (int)kvc_code_bits(side->format);
     coders->by_channel = side->scale == KVC_SCALE_CHANNEL;
+    coders->n_groups = kvc_scale_groups(side->format, side->scale, side->d8);
     if (side->scale == KVC_SCALE_CHANNEL)
         side_channel_coders(side, bits, coders);
     else if (side->scale == KVC_SCALE_TOKEN)
@@ -95,9 +104,11 @@ static inline vb encode_side(const struct side *side, const struct side_coders *
                              uint32_t c)
 {
     const size_t n = lanes_left(c, side->d);
+    const uint32_t group = kvc_group_of(c, coders->n_groups);
     const struct lane_coder lanes = {
         .offset = coders->by_channel ? v_load(coders->offset + c) : v_zero(),
-        .factor = coders->by_channel ? v_load(coders->factor + c) : v_set1(coders->factor[t]),
+        .factor = coders->by_channel ? v_load(coders->factor + c)
+                                     : v_set1(coders->factor[group * KVC_PAGE_ROWS + t]),
         .lo = coders->lo,
         .hi = coders->hi};
     const vi codes = encode(&lanes, load_side(side, t, c, n));
@@ -216,7 +227,8 @@ struct read_side {
     uint8_t format, scale;
     float *dst;
     size_t dst_stride;
-    float scales[KVC_PAGE_ROWS]; /* of tokens; not for CHANNEL */
+    uint32_t n_groups;
+    float scales[KVC_MAX_GROUPS * KVC_PAGE_ROWS]; /* of tokens; not for CHANNEL */
 };
 
 /* Codes i ... i + n - 1 of a line as the numbers of channels from c on; n is VLEN or 8. */
@@ -239,14 +251,17 @@ V_INLINE vf read_numbers(enum reader reader, const struct read_side *side, const
 V_INLINE void read_row(enum reader reader, const struct read_side *side, const uint8_t *line,
                        uint32_t t, uint32_t c, uint32_t end)
 {
-    const float scale = side->scales[t];
     float *row = side->dst + (t - side->first) * side->dst_stride;
-    uint32_t i = 0;
-    for (; c + VLEN <= end; c += VLEN, i += VLEN)
-        v_store(row + c, read_numbers(reader, side, line, i, scale, c, VLEN));
-    if (c < end)
-        v_store_n(row + c, read_numbers(reader, side, line, i, scale, c, lanes_left(c, side->d8)),
-                  end - c);
+    for (uint32_t i = 0; c < end; c += VLEN, i += VLEN) {
+        const uint32_t group = kvc_group_of(c, side->n_groups);
+        const float scale = side->scales[group * KVC_PAGE_ROWS + t];
+        if (c + VLEN <= end)
+            v_store(row + c, read_numbers(reader, side, line, i, scale, c, VLEN));
+        else
+            v_store_n(row + c,
+                      read_numbers(reader, side, line, i, scale, c, lanes_left(c, side->d8)),
+                      end - c);
+    }
 }
 
 V_INLINE void read_rows(enum reader reader, const struct read_side *side)
@@ -342,7 +357,10 @@ static inline void read_lines_of_channels(const struct read_side *side)
 
 static inline void read_side(struct read_side *side, bool row_major)
 {
-    token_factors(side->format, side->scale, side->params, 1.0f, side->scales);
+    side->n_groups = kvc_scale_groups(side->format, side->scale, side->d8);
+    for (uint32_t g = 0; g < side->n_groups; g++)
+        token_factors(side->format, side->scale, side->params, g, 1.0f,
+                      side->scales + (size_t)g * KVC_PAGE_ROWS);
     if (side->format == KVC_INT6)
         read_six(side);
     else if (row_major)
