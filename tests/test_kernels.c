@@ -366,9 +366,9 @@ static void six_bits_lie_in_two_planes(void **state)
     assert_int_equal(layout.v_codes, 64 * 6);
     memcpy(page + (size_t)5 * 6, line, sizeof(line));
     memcpy(page + layout.k_params + (size_t)2 * 5, (const uint8_t[]){0x00, 0xb8}, 2); /* -0.5 */
-    for (int c = 0; c < 8; c++) {
+    for (size_t c = 0; c < 8; c++) {
         const uint16_t half = kvc_half_from_float(codes[c] * -0.5f);
-        memcpy(src + (size_t)2 * c, &half, sizeof(half));
+        memcpy(src + 2 * c, &half, sizeof(half));
     }
     for (const struct kvc_kernels *const *table = kvc_kernels_available(); *table; table++) {
         (*table)->read_page(NULL, &layout, page, 5, 1, k, 8, NULL, 0);
