@@ -364,9 +364,9 @@ static void six_bits_lie_in_two_planes(void **state)
     (void)state;
     assert_int_equal(layout.k_stride, 6);
     assert_int_equal(layout.v_codes, 64 * 6);
-    memcpy(page + 5 * 6, line, sizeof(line));
-    memcpy(page + layout.k_params + 2 * 5, (const uint8_t[]){0x00, 0xb8}, 2); /* -0.5 */
-    for (int c = 0; c < 8; c++) {
+    memcpy(page + (size_t)5 * 6, line, sizeof(line));
+    memcpy(page + layout.k_params + (size_t)2 * 5, (const uint8_t[]){0x00, 0xb8}, 2); /* -0.5 */
+    for (size_t c = 0; c < 8; c++) {
         const uint16_t half = kvc_half_from_float(codes[c] * -0.5f);
         memcpy(src + 2 * c, &half, sizeof(half));
     }

@@ -215,7 +215,7 @@ static double logit(const struct scene *s, size_t r, uint32_t t, float scale, fl
     double dot = 0.0;
     for (size_t c = 0; c < D_K; c++) {
         uint16_t half;
-        memcpy(&half, s->page + t * s->layout.k_stride + 2 * c, sizeof(half));
+        memcpy(&half, s->page + (size_t)t * s->layout.k_stride + 2 * c, sizeof(half));
         dot += (double)s->q[r * 32 + c] * (double)kvc_half_to_float(half);
     }
     double x = dot * (double)scale + (double)s->shift[r];

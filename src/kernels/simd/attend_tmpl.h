@@ -184,7 +184,7 @@ static inline struct lines widen(const struct lines *lines, uint8_t *dst)
 {
     struct lines wide = *lines;
     wide.data = dst;
-    wide.stride = (lines->len + 63) / 64 * 64;
+    wide.stride = (size_t)(lines->len + 63) / 64 * 64;
     for (uint32_t j = 0; j < lines->n; j++, dst += wide.stride) {
         const uint8_t *line = lines->data + j * lines->stride;
         for (uint32_t i = 0; i < lines->len; i += 64)
