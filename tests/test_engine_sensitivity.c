@@ -101,8 +101,8 @@ static void put_letters(struct gguf_file *f)
     file_put_string(f, "tokenizer.ggml.model", "llama");
     file_put_u32(f, "tokenizer.ggml.add_space_prefix", 0);
     put_array(f, "tokenizer.ggml.tokens", 8);
-    for (char letter = 'a'; letter <= 'z'; letter++)
-        file_put_text(f, (const char[]){letter, '\0'});
+    for (int i = 0; i < VOCAB; i++)
+        file_put_text(f, (const char[]){(char)('a' + i), '\0'});
     put_array(f, "tokenizer.ggml.scores", 6);
     for (int i = 0; i < VOCAB; i++)
         file_put(f, &score, 4);
