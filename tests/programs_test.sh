@@ -67,7 +67,7 @@ expect 2 "$engine" compare --model "$model" --file "$dir/text.txt" --tune --poli
 expect 0 "$engine" compare --model "$model" --file "$dir/text.txt" --context 512 --chunks 1 \
     --recent 64 --calibration none --policy none,window:0.25,heavy:0.25,balanced,extreme --json
 json "[(r['kv'], r['policy']) for r in d['rows']] == [('f16', 'none'), ('f16', 'window:0.25'), \
-('f16', 'heavy:0.25'), ('int8', 'balanced'), ('int4', 'extreme')]"
+('f16', 'heavy:0.25'), ('int8:plain', 'balanced'), ('int4:plain', 'extreme')]"
 json "all(r['kl'] > 0 for r in d['rows'][1:])"
 json "all(0.2 < r['bytes_per_token'] / d['rows'][0]['bytes_per_token'] < 0.45 \
 for r in d['rows'][1:3])"

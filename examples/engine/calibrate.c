@@ -57,12 +57,11 @@ static int calibrate(const struct calibrate_options *o)
     struct session session = {0};
     struct token_list text = {0};
     struct failure failure;
-    char path[256];
+    char beside[CALIBRATION_PATH];
+    const char *path = o->output ? o->output : beside;
 
-    snprintf(path, sizeof(path), "%s", o->output ? o->output : "");
-    if (!o->output)
-        calibration_path(o->model, path, sizeof(path));
-    bool ok = session_open(&params, &session, &failure) &&
+    bool ok = (o->output || calibration_path(o->model, beside, sizeof(beside), &failure)) &&
+              session_open(&params, &session, &failure) &&
               session_read_text(&session, o->file, (size_t)o->sinks + 1, (size_t)o->context, &text,
                                 &failure) &&
               observe_create(&session, &observation, &failure);

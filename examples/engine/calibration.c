@@ -8,13 +8,23 @@
 
 #include "file.h"
 
-void calibration_path(const char *model_path, char *path, size_t size)
+/* A path that is cut off would be that of another file. */
+static bool copy_path(const char *text, size_t n, const char *suffix, char *path, size_t size,
+                      struct failure *failure)
+{
+    if (n + strlen(suffix) >= size)
+        return fail_with(failure, "the path of the calibration is too long: %.100s...", text);
+    snprintf(path, size, "%.*s%s", (int)n, text, suffix);
+    return true;
+}
+
+bool calibration_path(const char *model_path, char *path, size_t size, struct failure *failure)
 {
     const char *dot = strrchr(model_path, '.'), *slash = strrchr(model_path, '/');
     const size_t n = strlen(model_path);
     const size_t stem = dot && (!slash || dot > slash) ? (size_t)(dot - model_path) : n;
 
-    snprintf(path, size, "%.*s.kvcal", (int)stem, model_path);
+    return copy_path(model_path, stem, ".kvcal", path, size, failure);
 }
 
 static bool fits(const kvc_observation *observation, const struct model_shape *shape)
@@ -59,10 +69,9 @@ bool calibration_open(const char *asked, const char *model_path, kvc_ctx *ctx,
     memset(out, 0, sizeof(*out));
     if (asked && strcmp(asked, "none") == 0)
         return true;
-    if (asked)
-        snprintf(out->path, sizeof(out->path), "%s", asked);
-    else
-        calibration_path(model_path, out->path, sizeof(out->path));
+    if (!(asked ? copy_path(asked, strlen(asked), "", out->path, sizeof(out->path), failure)
+                : calibration_path(model_path, out->path, sizeof(out->path), failure)))
+        return false;
     if (!asked && access(out->path, F_OK) != 0) {
         out->path[0] = '\0';
         return true;

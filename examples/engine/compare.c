@@ -36,10 +36,10 @@ struct comparison {
     struct failure failure;
 };
 
-/* A policy may say how the cache stores what it compresses. */
+/* A policy may say how the cache stores what it compresses: without transforms. */
 static void take_precision(const kvc_precision *precision, struct recipe *recipe)
 {
-    static const char *const names[] = {"f16", "int8", "int4", "int6"};
+    static const char *const names[] = {"f16", "int8:plain", "int4:plain", "int6:plain"};
 
     *recipe = (struct recipe){.precision = *precision, .recent = -1, .sinks = -1};
     snprintf(recipe->name, sizeof(recipe->name), "%s", names[precision->k]);

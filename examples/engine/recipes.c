@@ -78,6 +78,23 @@ static bool set_article(struct recipe *recipe, enum recipe_article article)
     return p->k == p->v && (p->k == KVC_INT8 || p->k == KVC_INT4);
 }
 
+/* Only what is there: a row must not claim to lack what it never had. */
+static bool drop_step(const char *step, struct recipe *recipe)
+{
+    bool *const vector = strcmp(step, "mean") == 0    ? &recipe->has_mean
+                         : strcmp(step, "scale") == 0 ? &recipe->has_scale
+                                                      : NULL;
+    const uint32_t rotation = strcmp(step, "hk") == 0   ? KVC_TRANSFORM_ROTATE_K
+                              : strcmp(step, "hv") == 0 ? KVC_TRANSFORM_ROTATE_V
+                                                        : 0;
+    const bool is_there = vector ? *vector : (recipe->transform & rotation) != 0;
+
+    if (vector)
+        *vector = false;
+    recipe->transform &= ~rotation;
+    return is_there;
+}
+
 static bool parse_change(const char *text, struct recipe *recipe)
 {
     static const char *const articles[] = {"", "global", "perhead", "window"};
@@ -87,14 +104,8 @@ static bool parse_change(const char *text, struct recipe *recipe)
             return set_article(recipe, (enum recipe_article)i);
     if (strcmp(text, "plain") == 0)
         drop_transforms(recipe);
-    else if (strcmp(text, "-mean") == 0)
-        recipe->has_mean = false;
-    else if (strcmp(text, "-scale") == 0)
-        recipe->has_scale = false;
-    else if (strcmp(text, "-hk") == 0)
-        recipe->transform &= ~(uint32_t)KVC_TRANSFORM_ROTATE_K;
-    else if (strcmp(text, "-hv") == 0)
-        recipe->transform &= ~(uint32_t)KVC_TRANSFORM_ROTATE_V;
+    else if (text[0] == '-')
+        return drop_step(text + 1, recipe);
     else if (strcmp(text, "online") == 0)
         recipe->online = true;
     else if (strcmp(text, "imm") == 0)
@@ -134,11 +145,13 @@ bool recipe_parse(const char *text, struct recipe *out, struct failure *failure)
         if (!parse_change(part, out))
             return fail_with(failure, "\":%.20s\" does not fit %.40s", part, text);
     }
+    if (out->imm && out->article != ARTICLE_NONE)
+        return fail_with(failure, "%.40s codes everything already, without :imm", text);
     return true;
 }
 
-void recipe_apply(const struct recipe *recipe, const struct calibration *calibration,
-                  kvc_cache_params *params)
+bool recipe_apply(const struct recipe *recipe, const struct calibration *calibration,
+                  kvc_cache_params *params, struct failure *failure)
 {
     const bool coded_before = recipe->imm || recipe->article != ARTICLE_NONE;
     const bool vectors = recipe->has_mean || recipe->has_scale;
@@ -151,12 +164,16 @@ void recipe_apply(const struct recipe *recipe, const struct calibration *calibra
     params->precision = recipe->precision;
     if (coded_before) {
         params->precision.k = params->precision.v = KVC_F16;
-        return;
+        return true;
     }
+    if (!calibrated && recipe->has_mean != recipe->has_scale)
+        return fail_with(failure, "%s: without a calibration, mean and scale are measured together",
+                         recipe->name);
     params->transform = recipe->transform;
     if (calibrated && recipe->has_mean)
         params->k_mean = calibration->mean;
     if (calibrated && recipe->has_scale)
         params->k_scale = recipe->has_mean ? calibration->scale : calibration->whole_scale;
     params->online_pages = vectors && !calibrated ? ONLINE_PAGES : 0;
+    return true;
 }

@@ -29,8 +29,9 @@ extern const char recipe_help[];
 
 bool recipe_parse(const char *text, struct recipe *out, struct failure *failure);
 
-/* Sets the fields of a cache; mean and scale are of the calibration, which may have none. */
-void recipe_apply(const struct recipe *recipe, const struct calibration *calibration,
-                  kvc_cache_params *params);
+/* Sets the fields of a cache; mean and scale are of the calibration, which may have none. Then the
+ * cache measures both or neither, so that a recipe with one of them alone is refused. */
+bool recipe_apply(const struct recipe *recipe, const struct calibration *calibration,
+                  kvc_cache_params *params, struct failure *failure);
 
 #endif

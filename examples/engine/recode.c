@@ -26,7 +26,8 @@ static bool open_layer(kvc_ctx *ctx, const struct model_shape *shape, const stru
 
     model_cache_params(shape, &p);
     codes.imm = false;
-    recipe_apply(&codes, calibration, &p);
+    if (!recipe_apply(&codes, calibration, &p, failure))
+        return false;
     p.k_mean = p.k_mean ? p.k_mean + at : NULL;
     p.k_scale = p.k_scale ? p.k_scale + at : NULL;
     p.n_layers = 1;

@@ -128,7 +128,8 @@ bool session_create_cache(const struct session *session, const struct cache_opti
     p.max_append = options->max_append;
     p.recent_tokens = options->recent_tokens;
     p.sink_tokens = options->sink_tokens;
-    recipe_apply(&options->recipe, options->calibration, &p);
+    if (!recipe_apply(&options->recipe, options->calibration, &p, failure))
+        return false;
     if (options->policy && options->policy->policy.set_precision)
         p.precision = options->policy->policy.precision;
     if (options->policy && options->policy->is_used)
