@@ -17,7 +17,7 @@ step()
 
 step "packages"
 need_packages gcc libc6-dev cmake ninja-build pkg-config libopenblas-dev libpcre2-dev \
-    libpng-dev
+    libpng-dev libjansson-dev libyaml-dev
 step "model and texts"
 examples/fetch_models.sh
 step "build"

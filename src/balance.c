@@ -12,7 +12,8 @@ struct squares {
 static double log_scale(const struct squares *s, size_t i)
 {
     const double k = kvc_log_floored(s->k[i], s->k_most, smallest_share);
-    const double q = s->q_most > 0.0 ? kvc_log_floored(s->q[i], s->q_most, smallest_share) : 0.0;
+    const double q =
+        s->q && s->q_most > 0.0 ? kvc_log_floored(s->q[i], s->q_most, smallest_share) : 0.0;
     return (k - q) / 4.0;
 }
 

@@ -106,7 +106,7 @@ static int32_t code_bits(kvc_format format)
 /* Bytes of a row of one head. */
 static double row_bytes(int32_t d, kvc_format format, kvc_scale scale)
 {
-    const double codes = (d * code_bits(format) + 7) / 8;
+    const int32_t codes = (d * code_bits(format) + 7) / 8;
     const int32_t groups = (int32_t)kvc_scale_groups((uint8_t)format, KVC_SCALE_TOKEN, (uint32_t)d);
 
     if (format == KVC_F16)

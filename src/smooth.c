@@ -79,7 +79,9 @@ static bool log_scales(const kvc_observation *observation, int32_t layer, size_t
     gather(observation, kvc_observed_sums(observation, layer, sum), head, o, k);
     gather(observation, kvc_observed_sums(observation, layer, KVC_Q_SQUARE), head, o, q);
     const double k_most = kvc_largest(k, d), q_most = kvc_largest(q, d);
-    for (size_t c = 0; c < d && k_most > 0.0; c++) {
+    if (!(k_most > 0.0))
+        return false;
+    for (size_t c = 0; c < d; c++) {
         if (!balance) {
             out[c] = factor * kvc_log_floored(k[c], k_most, floor);
             continue;
@@ -89,7 +91,7 @@ static bool log_scales(const kvc_observation *observation, int32_t layer, size_t
             out[c] -= kvc_log_floored(q[c], q_most, floor * floor) - log(n_queries);
         out[c] *= factor / 4.0;
     }
-    return k_most > 0.0;
+    return true;
 }
 
 /* What is subtracted from ln s. */

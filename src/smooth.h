@@ -35,7 +35,8 @@ static inline double *kvc_observed_sums(const kvc_observation *o, int32_t layer,
 /* Rows of queries that one sum of q^2 adds up. */
 static inline double kvc_observed_queries(const kvc_observation *o, int32_t layer)
 {
-    return (double)o->counts[layer].n_queries * (double)(o->shape.n_heads / o->shape.n_kv_heads);
+    const int32_t group = o->shape.n_heads / o->shape.n_kv_heads;
+    return (double)o->counts[layer].n_queries * (double)group;
 }
 
 #endif

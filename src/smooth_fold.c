@@ -180,13 +180,13 @@ static void turn(double *x, const kvc_rope *rope, size_t j, double angle, double
     *a = turned;
 }
 
-/* A row of a view in double, rotated. */
-static void rotated_row(const kvc_view *view, size_t token, size_t head,
+/* A row of d elements of a view in double, rotated. */
+static void rotated_row(const kvc_view *view, size_t token, size_t head, size_t d,
                         const kvc_smooth_probe *probe, const double *frequency, double magnitude,
                         double *x)
 {
     const void *row = kvc_view_at(view, token, head);
-    for (size_t c = 0; c < view->head_dim; c++)
+    for (size_t c = 0; c < d; c++)
         x[c] = (double)load(row, view->dtype, c);
     for (size_t j = 0; probe->rope && j < (size_t)probe->rope->n_dims / 2; j++)
         turn(x, probe->rope, j, (double)probe->positions[token] * frequency[j], magnitude);
@@ -225,7 +225,8 @@ static bool probe_ok(const kvc_smooth_probe *p)
 kvc_status kvc_smooth_check(kvc_ctx *ctx, const kvc_smooth_probe *probe, double *max_rel_change)
 {
     double frequency[KVC_MAX_HEAD_DIM / 2], magnitude = 1.0;
-    double q[2][KVC_MAX_HEAD_DIM], k[2][KVC_MAX_HEAD_DIM], change = 0.0, most = 0.0;
+    double q[2][KVC_MAX_HEAD_DIM] = {{0.0}}, k[2][KVC_MAX_HEAD_DIM] = {{0.0}};
+    double change = 0.0, most = 0.0;
 
     KVC_CHECK(ctx && probe && max_rel_change && probe->struct_size >= sizeof(*probe) &&
                   probe_ok(probe),
@@ -239,11 +240,11 @@ kvc_status kvc_smooth_check(kvc_ctx *ctx, const kvc_smooth_probe *probe, double 
     bool finite = true;
     for (size_t i = 0; i < n; i++)
         for (size_t h = 0; h < probe->q->n_heads; h++) {
-            rotated_row(probe->q, i, h, probe, frequency, magnitude, q[0]);
-            rotated_row(probe->q_folded, i, h, probe, frequency, magnitude, q[1]);
+            rotated_row(probe->q, i, h, d, probe, frequency, magnitude, q[0]);
+            rotated_row(probe->q_folded, i, h, d, probe, frequency, magnitude, q[1]);
             for (size_t j = 0; j < n; j++) {
-                rotated_row(probe->k, j, h / group, probe, frequency, magnitude, k[0]);
-                rotated_row(probe->k_folded, j, h / group, probe, frequency, magnitude, k[1]);
+                rotated_row(probe->k, j, h / group, d, probe, frequency, magnitude, k[0]);
+                rotated_row(probe->k_folded, j, h / group, d, probe, frequency, magnitude, k[1]);
                 const double was = dot(q[0], k[0], d), is = dot(q[1], k[1], d);
                 finite = finite && isfinite(was) && isfinite(is);
                 change = fmax(change, fabs(is - was));

@@ -11,7 +11,7 @@ resolve()
 {
     local dir
     to=
-    for dir in "${1%/*}" examples/engine examples/vlm src include tests tests/support; do
+    for dir in "${1%/*}" examples/engine examples/fold examples/vlm src include tests tests/support; do
         if [ -f "$dir/$2" ]; then
             to=$dir/$2
             [[ $to != *..* ]] || to=$(realpath --relative-to=. "$to")
@@ -33,10 +33,10 @@ allowed()
     src/cache/*) [[ $to == @(include/kvc/*|src/@(ctx|arena|balance|bits|check).h|src/kernels/+([^/]).h|src/cache/*) ]] ;;
     src/*) [[ $to == @(include/kvc/@(base|"${base%%_*}").h|src/"${base%%_*}".h|src/@(ctx|arena|balance|bits|bytes|check).h|src/kernels/+([^/]).h) ]] ;;
     cuda/*) [[ $to == @(include/kvc/*|src/@(ctx|check).h|src/kernels/+([^/]).h|cuda/*) ]] ;;
-    tests/test_kernels*.c | tests/fuzz/fuzz_quant.c)
+    tests/test_kernels*.c | tests/support/tile.h | tests/fuzz/fuzz_quant.c)
         [[ $to == @(include/kvc/*|src/kernels/+([^/]).h|tests/*) ]] ;;
-    tests/*) [[ $to == @(include/kvc/*|tests/*|examples/@(engine|vlm)/*) ]] ;;
-    examples/@(tools|vision|vlm)/*)
+    tests/*) [[ $to == @(include/kvc/*|tests/*|examples/@(engine|fold|vlm)/*) ]] ;;
+    examples/@(fold|tools|vision|vlm)/*)
         [[ $to == @(include/kvc/*|examples/engine/*) || ${to%/*} == "${from%/*}" ]] ;;
     examples/*/*) [[ $to == include/kvc/* || ${to%/*} == "${from%/*}" ]] ;;
     examples/*) [[ $to == include/kvc/* ]] ;;

@@ -111,7 +111,7 @@ expect 0 "$bench" attend --n-kv 256 --heads 4/2 --head-dim 32 --threads 1 --tabl
 json "d['read_gbps'] > 0 and [r['format'] for r in d['rows']] == ['f16', 'int8', 'int4', 'k6v4', \
 'k8v4', 'int4-raw']"
 json "all(set(r) == {'table', 'format', 'n_kv', 'heads', 'kv_heads', 'head_dim', 'threads', 'us', \
-'gbps'} for r in d['rows'])"
+'gbps', 'append_us'} for r in d['rows'])"
 
 expect 2 "$bench" compress --kernels best
 expect 2 "$bench" compress --repeat 0

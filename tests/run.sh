@@ -49,7 +49,7 @@ fuzz()
 
 step "packages"
 need_packages gcc g++ clang libclang-rt-dev libc6-dev binutils cmake ninja-build pkg-config \
-    libcmocka-dev libopenblas-dev libpcre2-dev libpng-dev doxygen python3 qemu-user clang-format clang-tidy
+    libcmocka-dev libopenblas-dev libpcre2-dev libpng-dev libjansson-dev libyaml-dev doxygen python3 qemu-user clang-format clang-tidy
 step "model and text"
 examples/fetch_models.sh
 

@@ -475,6 +475,7 @@ static int random_dim(struct run *r)
 
 static void open_random(struct run *r, kvc_ctx *ctx)
 {
+    static float mean[3 * 3 * MAX_DIM], scale[3 * 3 * MAX_DIM];
     kvc_cache_params p;
     size_t page;
 
@@ -495,6 +496,8 @@ static void open_random(struct run *r, kvc_ctx *ctx)
     p.sink_tokens = pick(&r->rng, 0, 5);
     p.score_mode = (kvc_score_mode)pick(&r->rng, 0, 2);
     p.strict = chance(&r->rng, 6);
+    if (chance(&r->rng, 2))
+        random_transform(&r->rng, &p, mean, scale);
     assert_int_equal(kvc_cache_min_budget(&p, &p.budget_bytes), KVC_OK);
     page = (size_t)(KVC_PAGE_TOKENS * 2 * (p.head_dim_k + p.head_dim_v + 16));
     p.budget_bytes +=

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "support/policy_drive.h"
+#include "support/random_input.h"
 #include "support/tables.h"
 
 #include "kvc/pool.h"
@@ -545,6 +546,7 @@ static void check_sequence(struct pd *s)
 static void random_calls(kvc_ctx *ctx, uint64_t seed)
 {
     static const kvc_scale scales[] = {KVC_SCALE_TOKEN, KVC_SCALE_HEAD, KVC_SCALE_CHANNEL};
+    static float mean[2 * 2 * 16], scale[2 * 2 * 16];
     uint64_t rng = seed;
     kvc_policy full = random_policy(&rng);
     kvc_cache_params params;
@@ -562,6 +564,8 @@ static void random_calls(kvc_ctx *ctx, uint64_t seed)
     params.precision.k = (kvc_format)rng_below(&rng, 3);
     params.precision.v = (kvc_format)rng_below(&rng, 3);
     params.precision.k_scale = scales[rng_below(&rng, 3)];
+    if (rng_below(&rng, 2))
+        random_transform(&rng, &params, mean, scale);
     pd_open(&s[0], ctx, params, rng_below(&rng, 2) ? 1 << 18 : 1 << 21);
     s[0].rng = seed;
     s[1] = s[0];

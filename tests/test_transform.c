@@ -445,6 +445,67 @@ static void what_no_half_holds_saturates(void **state)
     kvc_cache_destroy(cache);
 }
 
+/* fault D14: one channel of 100 among 127 of at most 0.5 takes the scale of its group of 64, whose
+ * other channels vanish, and no other's; with its mean taken off, nothing is lost. Queries up to 30
+ * give no NaN, and the error is told. */
+static void an_outlier_channel_silences_no_others(void **state)
+{
+    enum { SIZE = 128, N = 4 + 64 + 8 };
+    const struct tables *tables = *state;
+    static float k[N][SIZE], v[N][SIZE], q[N][SIZE], out[N][SIZE], rows[N * SIZE], mean[SIZE];
+    uint64_t rng = 11;
+
+    for (int t = 0; t < N; t++)
+        for (int c = 0; c < SIZE; c++) {
+            k[t][c] = c == 0 ? 100.0f : rng_unit(&rng) / 2;
+            v[t][c] = rng_unit(&rng);
+            q[t][c] = 30 * rng_unit(&rng);
+        }
+    mean[0] = 100.0f;
+    for (size_t i = 0; i < 2 * tables->n; i++) {
+        const bool centred = i % 2;
+        kvc_layer_report layer;
+        kvc_report report = {.struct_size = sizeof(report), .layers = &layer, .n_layers = 1};
+        kvc_policy policy;
+        kvc_cache_params p;
+        kvc_seq seq;
+        size_t n;
+        kvc_cache_params_default(&p);
+        p.n_layers = p.n_heads = p.n_kv_heads = 1;
+        p.head_dim_k = p.head_dim_v = SIZE;
+        p.recent_tokens = 0;
+        p.precision.k = KVC_INT4;
+        p.k_mean = centred ? mean : NULL;
+        kvc_cache *cache = scene_open(tables->ctx[i / 2], p);
+        const kvc_view kv = kvc_view_packed(k, KVC_DTYPE_F32, N, 1, SIZE);
+        const kvc_view vv = kvc_view_packed(v, KVC_DTYPE_F32, N, 1, SIZE);
+        const kvc_view qv = kvc_view_packed(q, KVC_DTYPE_F32, N, 1, SIZE);
+        const kvc_view ov = kvc_view_packed(out, KVC_DTYPE_F32, N, 1, SIZE);
+        assert_int_equal(kvc_seq_create(cache, &seq), KVC_OK);
+        assert_int_equal(kvc_tokens_add(cache, seq, NULL, N), KVC_OK);
+        assert_int_equal(kvc_append(cache, seq, 0, &kv, &vv), KVC_OK);
+        assert_int_equal(kvc_attend(cache, seq, 0, &qv, NULL, &ov, NULL), KVC_OK);
+        kvc_policy_default(&policy);
+        assert_int_equal(kvc_cache_compress(cache, seq, &policy, &report, NULL), KVC_OK);
+        assert_true(layer.rel_err > 0.0 && isfinite(layer.rel_err));
+        assert_int_equal(kvc_attend(cache, seq, 0, &qv, NULL, &ov, NULL), KVC_OK);
+        assert_int_equal(kvc_seq_read_rows(cache, seq, 0, 0, N, NULL, rows, NULL, NULL, &n),
+                         KVC_OK);
+        for (int t = 4; t < 4 + 64; t++)
+            for (int c = 0; c < SIZE; c++) {
+                const float is = rows[t * SIZE + c], error = fabsf(is - k[t][c]);
+                if (c == 0)
+                    assert_true(error < 0.1f);
+                else if (c < 64 && !centred)
+                    assert_true(is == 0.0f);
+                else
+                    assert_true(error <= 0.0626f); /* half a step, or one at the other end */
+                assert_true(isfinite(out[t][c]));
+            }
+        kvc_cache_destroy(cache);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -459,6 +520,7 @@ int main(void)
         cmocka_unit_test(presets_set_how_rows_are_stored),
         cmocka_unit_test(a_bad_element_stays_alone),
         cmocka_unit_test(what_no_half_holds_saturates),
+        cmocka_unit_test(an_outlier_channel_silences_no_others),
     };
     return cmocka_run_group_tests(tests, tables_setup, tables_teardown);
 }

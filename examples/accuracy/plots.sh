@@ -57,11 +57,11 @@ set yrange [1e-6:2]
 do for [name in "smollm2 gemma"] {
     set title name
     plot '$data/'.name.'.ours' using 1:2 with points pt 7 ps 1.4 lc rgb '#1b6ca8' title 'libkvc, presets', \\
-        '' using 1:2:3 with labels offset 0,-0.9 font ',8' tc rgb '#1b6ca8' notitle, \\
+        '' using 1:2:3 with labels noenhanced offset 0,-0.9 font ',8' tc rgb '#1b6ca8' notitle, \\
         '$data/'.name.'.other' using 1:2 with points pt 6 ps 1.2 lc rgb '#7a7a7a' title 'libkvc, other recipes', \\
-        '' using 1:2:3 with labels offset 0,0.8 font ',8' tc rgb '#7a7a7a' notitle, \\
+        '' using 1:2:3 with labels noenhanced offset 0,0.8 font ',8' tc rgb '#7a7a7a' notitle, \\
         '$data/'.name.'.peers' using 1:2 with points pt 9 ps 1.4 lc rgb '#c1440e' title 'others', \\
-        '' using 1:2:3 with labels offset 0,0.8 font ',8' tc rgb '#c1440e' notitle
+        '' using 1:2:3 with labels noenhanced offset 0,0.8 font ',8' tc rgb '#c1440e' notitle
 }
 unset multiplot
 set output '$out/positions.new'
@@ -72,7 +72,7 @@ set xrange [0:8300]
 do for [name in "smollm2 gemma"] {
     set title name
     plot for [kv in "int8 k6v4 int4 int4:r128 int4:plain int4:imm"] \\
-        '$data/'.name.'.long' using (strcol(3) eq kv ? \$4 - 512 : NaN):2 with linespoints pt 7 title kv
+        '$data/'.name.'.long' using (strcol(3) eq kv ? \$4 - 512 : NaN):2 with linespoints pt 7 title kv noenhanced
 }
 unset multiplot
 EOF

@@ -1,4 +1,5 @@
-/* kvc-engine calibrate: observe K and Q on a text and write what a cache wants to know. */
+/* kvc-engine calibrate, and kvc-fold observe: observe K and Q on a text and write what a cache, or
+ * a fold, wants to know. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "report.h"
 
 struct calibrate_options {
+    const char *program; /* as which it runs */
     const char *model, *file, *output, *kernels;
     int64_t tokens, context, sinks, threads;
     bool json;
@@ -72,16 +74,16 @@ static int calibrate(const struct calibrate_options *o)
     if (ok)
         print_result(o, path, n);
     else
-        fprintf(stderr, "kvc-engine calibrate: %s\n", failure.text);
+        fprintf(stderr, "%s: %s\n", o->program, failure.text);
     kvc_observation_destroy(observation);
     free(text.ids);
     session_close(&session);
     return ok ? EXIT_DONE : EXIT_FAILED;
 }
 
-int calibrate_command(int argc, char **argv)
+int observe_as(const char *program, int argc, char **argv)
 {
-    struct calibrate_options o = {.tokens = 8192, .context = 2048, .sinks = 4};
+    struct calibrate_options o = {.program = program, .tokens = 8192, .context = 2048, .sinks = 4};
     const struct arg args[] = {
         {"model", ARG_TEXT, &o.model, "FILE", "GGUF file (required)", 0, 0},
         {"file", ARG_TEXT, &o.file, "TXT",
@@ -103,18 +105,23 @@ int calibrate_command(int argc, char **argv)
 
     bool ok = args_parse(args, n_args, argc, argv, &help, &failure);
     if (ok && help) {
-        printf("Usage: kvc-engine calibrate --model FILE --file TXT [OPTIONS]\n"
+        printf("Usage: %s --model FILE --file TXT [OPTIONS]\n"
                "Observe K and Q of a model on a text: mean and scale for the cache, absmax for "
-               "kvc-fold.\n\n");
+               "kvc-fold.\n\n",
+               program);
         args_print_help(args, n_args);
         return EXIT_DONE;
     }
     if (ok && (!o.model || !o.file))
         ok = fail_with(&failure, "--model and --file are required");
     if (!ok) {
-        fprintf(stderr, "kvc-engine calibrate: %s\nTry 'kvc-engine calibrate --help'.\n",
-                failure.text);
+        fprintf(stderr, "%s: %s\nTry '%s --help'.\n", program, failure.text, program);
         return EXIT_USAGE;
     }
     return calibrate(&o);
+}
+
+int calibrate_command(int argc, char **argv)
+{
+    return observe_as("kvc-engine calibrate", argc, argv);
 }

@@ -14,4 +14,7 @@ int long_command(int argc, char **argv);
 int vqa_command(int argc, char **argv);
 int exam_command(int argc, char **argv);
 
+/* calibrate_command() under the name of another program. */
+int observe_as(const char *program, int argc, char **argv);
+
 #endif

@@ -46,25 +46,49 @@ static bool encode(struct generation *g, const char *text, bool parse_special)
                             &g->failure);
 }
 
-/* SmolLM2's template (ChatML). What the user wrote cannot smuggle special tokens in. */
+/* What every text of the model begins with, if anything. */
+static bool encode_start(struct generation *g)
+{
+    const struct tokenizer *t = g->session.tokenizer;
+    const struct gguf_text start = tokenizer_text(t, tokenizer_bos(t));
+
+    return tokenizer_encode(g->session.tokenizer, start.data, start.size, true, &g->prompt,
+                            &g->failure);
+}
+
+/* How models are asked; the first template whose mark is a token is the model's. */
+static const struct chat_template {
+    const char *mark, *before, *after;
+} templates[] = {
+    {"<|im_start|>",
+     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+     "Face<|im_end|>\n<|im_start|>",
+     "<|im_end|>\n<|im_start|>assistant\n"},
+    {"<start_of_turn>", "<start_of_turn>", "<end_of_turn>\n<start_of_turn>model\n"},
+};
+
+static const struct chat_template *find_template(const struct tokenizer *t)
+{
+    for (size_t i = 0; i < sizeof(templates) / sizeof(*templates); i++)
+        if (tokenizer_special(t, templates[i].mark) >= 0)
+            return &templates[i];
+    return NULL;
+}
+
+/* What the user wrote cannot smuggle special tokens in. */
 static bool encode_chat(struct generation *g)
 {
     static const char head[] = "user\n";
+    const struct chat_template *template = find_template(g->session.tokenizer);
     const size_t size = sizeof(head) + strlen(g->o->prompt);
     char *turn = malloc(size);
 
     if (!turn)
         return fail_with(&g->failure, "out of memory");
     snprintf(turn, size, "%s%s", head, g->o->prompt);
-    bool ok = tokenizer_special(g->session.tokenizer, "<|im_start|>") >= 0 ||
-              fail_with(&g->failure, "--chat: the model has no token <|im_start|>");
-    ok = ok &&
-         encode(
-             g,
-             "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
-             "Face<|im_end|>\n<|im_start|>",
-             true) &&
-         encode(g, turn, false) && encode(g, "<|im_end|>\n<|im_start|>assistant\n", true);
+    const bool ok = template ? encode(g, template->before, true) && encode(g, turn, false) &&
+                                   encode(g, template->after, true)
+                             : fail_with(&g->failure, "--chat: the model has no template");
     free(turn);
     return ok;
 }
@@ -85,7 +109,7 @@ static bool open_generation(struct generation *g)
     if (!session_open(&params, &g->session, &g->failure) ||
         !calibration_open(o->calibration, o->model, g->session.ctx, &g->session.model.shape,
                           &g->calibration, &g->failure) ||
-        !(o->chat ? encode_chat(g) : encode(g, o->prompt, true)))
+        !encode_start(g) || !(o->chat ? encode_chat(g) : encode(g, o->prompt, true)))
         return false;
     const struct model_shape *s = &g->session.model.shape;
     if (g->prompt.n == 0)
@@ -246,7 +270,7 @@ int generate_command(int argc, char **argv)
     const struct arg args[] = {
         {"model", ARG_TEXT, &o.model, "FILE", "GGUF file (required)", 0, 0},
         {"prompt", ARG_TEXT, &o.prompt, "TEXT", "text to continue (required)", 0, 0},
-        {"chat", ARG_FLAG, &o.chat, "", "ask the prompt as a question, in SmolLM2's template", 0,
+        {"chat", ARG_FLAG, &o.chat, "", "ask the prompt as a question, in the model's template", 0,
          0},
         {"tokens", ARG_INTEGER, &o.tokens, "N", "most tokens to generate (128)", 0, 1e6},
         {"kv", ARG_TEXT, &o.kv, "RECIPE", "f16, int8, k6v4, int4 ..., see compare (int8)", 0, 0},

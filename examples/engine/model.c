@@ -81,20 +81,33 @@ static bool read_real(const struct metadata *m, const char *key, double min, dou
     return true;
 }
 
-static bool read_architecture(const struct gguf *gguf, struct metadata *m, struct failure *failure)
+static const struct architecture *find_architecture(struct gguf_text name)
+{
+    for (size_t i = 0; i < sizeof(architectures) / sizeof(*architectures); i++)
+        if (gguf_text_is(name, architectures[i].name))
+            return &architectures[i];
+    return NULL;
+}
+
+static bool read_architecture(const struct gguf *gguf, const struct architecture **out,
+                              struct failure *failure)
 {
     struct gguf_text text;
 
-    m->gguf = gguf;
     if (!gguf_to_text(gguf_find(gguf, "general.architecture"), &text))
         return fail_with(failure, "general.architecture is missing");
-    for (size_t i = 0; i < sizeof(architectures) / sizeof(*architectures); i++)
-        if (gguf_text_is(text, architectures[i].name))
-            m->architecture = &architectures[i];
-    if (!m->architecture)
-        return fail_with(failure, "the architecture is not \"llama\", \"gemma3\" or \"" MODEL_VISION
-                                  "\", the only ones supported");
+    *out = find_architecture(text);
+    return *out ||
+           fail_with(failure, "the architecture is not \"llama\", \"gemma3\" or \"" MODEL_VISION
+                              "\", the only ones supported");
+}
+
+/* Scaled ones, for longer contexts, are refused. */
+static bool check_scaling(const struct metadata *m, struct failure *failure)
+{
     const struct gguf_value *scaling = find(m, "rope.scaling.type");
+    struct gguf_text text;
+
     if (scaling && !(gguf_to_text(scaling, &text) && gguf_text_is(text, "none")))
         return fail_with(failure, "%s.rope.scaling.type: scaled rotations are not supported",
                          m->architecture->name);
@@ -161,12 +174,13 @@ static bool read_heads(const struct metadata *m, struct model_shape *s, struct f
 
 static bool read_shape(const struct gguf *gguf, struct model_shape *s, struct failure *failure)
 {
-    struct metadata metadata = {0}, *m = &metadata;
+    struct metadata metadata = {.gguf = gguf}, *m = &metadata;
     double eps = NAN;
 
+    if (!read_architecture(gguf, &m->architecture, failure) || !m->architecture)
+        return false;
     s->rope_base = 10000.0;
-    if (!read_architecture(gguf, m, failure) ||
-        !read_size(m, "block_count", 1024, &s->n_layers, failure) ||
+    if (!check_scaling(m, failure) || !read_size(m, "block_count", 1024, &s->n_layers, failure) ||
         !read_size(m, "embedding_length", 1 << 16, &s->n_embd, failure) ||
         !read_size(m, "feed_forward_length", 1 << 18, &s->n_ff, failure) ||
         !read_size(m, "context_length", 1 << 26, &s->n_context, failure) ||

@@ -40,13 +40,13 @@ bool recoder_create(kvc_ctx *ctx, const struct model_shape *shape, const struct 
                     const struct calibration *calibration, struct recoder **out,
                     struct failure *failure)
 {
-    struct recoder *r = calloc(1, sizeof(*r) + shape->n_layers * sizeof(*r->caches));
+    struct recoder *r = calloc(1, sizeof(*r) + shape->n_layers * sizeof(kvc_cache *));
 
     *out = NULL;
     if (!r)
         return fail_with(failure, "out of memory");
     r->n_layers = shape->n_layers;
-    r->rows = malloc(2 * KVC_PAGE_TOKENS * shape->head_dim * sizeof(float));
+    r->rows = malloc((size_t)2 * KVC_PAGE_TOKENS * shape->head_dim * sizeof(float));
     bool ok = r->rows || fail_with(failure, "out of memory");
     for (size_t l = 0; l < r->n_layers && ok; l++)
         ok = open_layer(ctx, shape, recipe, calibration, l, &r->caches[l], failure);

@@ -184,7 +184,7 @@ static bool open_study(struct study *s)
     const struct session_params params = {.model_path = o->model,
                                           .kernels = o->kernels,
                                           .n_threads = (size_t)o->threads,
-                                          .max_rows = SCORE_MAX_ROWS * KVC_PAGE_TOKENS};
+                                          .max_rows = (size_t)SCORE_MAX_ROWS * KVC_PAGE_TOKENS};
     const struct model_shape *shape = &s->session.model.shape;
 
     if (!session_open(&params, &s->session, &s->failure) ||

@@ -7,14 +7,17 @@
 
 size_t spm_bytes(struct gguf_text text, char *out)
 {
-    static const char space[] = {'\xe2', '\x96', '\x81'};
+    static const char space[] = "\xe2\x96\x81";
+    const size_t n_space = sizeof(space) - 1;
     size_t n = 0;
 
-    for (size_t at = 0; at < text.size;) {
-        const bool is_space =
-            text.size - at >= sizeof(space) && memcmp(text.data + at, space, sizeof(space)) == 0;
-        out[n++] = is_space ? ' ' : text.data[at];
-        at += is_space ? sizeof(space) : 1;
+    for (size_t at = 0; at < text.size; n++) {
+        if (text.size - at >= n_space && memcmp(text.data + at, space, n_space) == 0) {
+            out[n] = ' ';
+            at += n_space;
+        } else {
+            out[n] = text.data[at++];
+        }
     }
     return n;
 }
@@ -96,16 +99,11 @@ size_t spm_characters(const struct text_map *tokens, const int32_t byte_ids[256]
         uint32_t character;
         const size_t length = utf8_decode(text + *used, size - *used, &character);
         const int32_t id = length > 0 ? text_map_find(tokens, text + *used, length) : -1;
-        if (id >= 0) {
-            ids[n++] = id;
-            *used += length;
-            continue;
-        }
-        for (const size_t end = *used + (length > 0 ? length : 1); *used < end; ++*used) {
-            ids[n] = byte_ids[(unsigned char)text[*used]];
-            if (ids[n++] < 0)
-                return n;
-        }
+        ids[n] = id >= 0 ? id : byte_ids[(unsigned char)text[*used]];
+        if (ids[n] < 0)
+            break;
+        *used += id >= 0 ? length : 1;
+        n++;
     }
     return n;
 }

@@ -8,6 +8,9 @@
 
 enum { BLOCK_TOKENS = 128, MAX_LAYERS = 512, MIN_RUNS = 3, MAX_RUNS = 4096 };
 
+/* Tokens that are appended one by one for the cost of that: they fill a page, which is sealed. */
+enum { STEPS = KVC_PAGE_TOKENS };
+
 /* K and V of all layers: so much that no cache of the processor holds it, as far as MAX_LAYERS
  * allow; of one layer: at most. */
 static const size_t min_total_bytes = (size_t)256 << 20;
@@ -39,6 +42,7 @@ struct options {
     long head_dim;
     double seconds;
     bool all_tables; /* skip those that this CPU lacks */
+    bool transforms;
     bool json;
 };
 
@@ -53,6 +57,7 @@ struct bench {
     float *block;          /* [BLOCK_TOKENS][n_kv_heads][head_dim] for K, the same for V */
     float *q;              /* [n_heads][head_dim] */
     float *out;            /* as q */
+    float *vector;         /* [n_layers][n_kv_heads][head_dim], ones: mean and scale */
     double *samples;       /* [MAX_RUNS] */
 };
 
@@ -122,6 +127,12 @@ static bool set_json(void *options, const char *value)
     return true;
 }
 
+static bool set_transforms(void *options, const char *value)
+{
+    (void)value;
+    return ((struct options *)options)->transforms = true;
+}
+
 static const struct bench_option option_table[] = {
     {"--formats", "LIST", "of f16,int8,int4,k6v4,k8v4,int4-raw; default the first four",
      set_formats},
@@ -132,6 +143,7 @@ static const struct bench_option option_table[] = {
     {"--head-dim", "N", "elements of a head, up to 512; default 128", set_head_dim},
     {"--seconds", "S", "time for each row, 0 to 3600, but at least 3 runs; default 0.3",
      set_seconds},
+    {"--transforms", NULL, "K and V are stored rotated, K less a mean and scaled", set_transforms},
     {"--json", NULL, "print JSON instead of a table", set_json},
 };
 
@@ -153,8 +165,24 @@ static size_t layer_bytes(const struct attend_shape *shape)
            (side_bytes(p->k, p->k_scale, padded_dim) + side_bytes(p->v, p->v_scale, padded_dim));
 }
 
-static int open_cache(struct bench *b, const struct attend_shape *shape)
+/* Mean and scale, which may be anything: ones. */
+static int set_vectors(struct bench *b, kvc_cache_params *params)
 {
+    size_t n = (size_t)b->n_layers * (size_t)params->n_kv_heads * (size_t)params->head_dim_k;
+    b->vector = malloc(n * sizeof(float));
+    if (!b->vector)
+        return bench_fail("mean and scale", KVC_E_NOMEM);
+    for (size_t i = 0; i < n; i++)
+        b->vector[i] = 1.0f;
+    params->transform = KVC_TRANSFORM_ROTATE_K | KVC_TRANSFORM_ROTATE_V;
+    params->k_mean = params->k_scale = b->vector;
+    return BENCH_GO;
+}
+
+static int open_cache(struct bench *b, const struct options *o, const struct attend_shape *measured)
+{
+    struct attend_shape full = *measured, *shape = &full;
+    full.n_kv += STEPS * (long)o->threads.n;
     size_t bytes = layer_bytes(shape);
     size_t n_layers = (min_total_bytes + bytes - 1) / bytes;
     b->n_layers = n_layers < MAX_LAYERS ? (int32_t)n_layers : MAX_LAYERS;
@@ -171,6 +199,8 @@ static int open_cache(struct bench *b, const struct attend_shape *shape)
     params.recent_tokens = 0;
     params.sink_tokens = 0;
     params.precision = precisions[shape->format];
+    if (o->transforms && set_vectors(b, &params) != BENCH_GO)
+        return BENCH_FAILED;
     kvc_status status = kvc_cache_min_budget(&params, &params.budget_bytes);
     if (status != KVC_OK)
         return bench_fail("kvc_cache_min_budget", status);
@@ -248,6 +278,20 @@ static int measure(struct bench *b, const struct attend_shape *shape, double sec
     return BENCH_GO;
 }
 
+/* Time of a token in one layer, sealing of its page included. */
+static int measure_append(struct bench *b, const struct attend_shape *shape, double *us)
+{
+    double start = bench_seconds();
+    for (int step = 0; step < STEPS; step++) {
+        int code = append_block(b, shape, 1);
+        if (code != BENCH_GO)
+            return code;
+    }
+    kvc_status status = kvc_seq_settle(b->cache, b->seq);
+    *us = 1e6 * (bench_seconds() - start) / STEPS / b->n_layers;
+    return status == KVC_OK ? BENCH_GO : bench_fail("kvc_seq_settle", status);
+}
+
 static int allocate_block(struct bench *b, const struct attend_shape *shape)
 {
     size_t dim = (size_t)shape->head_dim;
@@ -281,6 +325,9 @@ static int measure_threads(struct bench *b, const struct options *o,
         if (code != BENCH_GO)
             return code;
         row.gbps = 1e-3 * (double)b->bytes_per_step / row.us;
+        code = measure_append(b, shape, &row.append_us);
+        if (code != BENCH_GO)
+            return code;
         rows[i] = row;
     }
     return BENCH_GO;
@@ -303,7 +350,7 @@ static int measure_table(const struct options *o, const struct attend_shape *sha
     int code = status == KVC_OK ? allocate_block(&b, shape) : bench_fail(table, status);
     if (code == BENCH_GO) {
         status = bench_threads_set(&threads, (size_t)most);
-        code = status == KVC_OK ? open_cache(&b, shape) : bench_fail("kvc_pool_create", status);
+        code = status == KVC_OK ? open_cache(&b, o, shape) : bench_fail("kvc_pool_create", status);
     }
     if (code == BENCH_GO)
         code = fill_cache(&b, shape);
@@ -316,6 +363,7 @@ static int measure_table(const struct options *o, const struct attend_shape *sha
     free(b.q);
     free(b.out);
     free(b.samples);
+    free(b.vector);
     return code;
 }
 

@@ -20,6 +20,7 @@ struct attend_row {
     long n_threads;
     double us;
     double gbps;
+    double append_us; /* of a token, its share of sealing included */
 };
 
 enum { ATTEND_N_FORMATS = 6 };

@@ -112,8 +112,10 @@ typedef struct kvc_cache_params {
                              was announced since; default 1 */
     uint32_t transform;   /**< kvc_transform_flag bits; default 0 */
     int32_t online_pages; /**< 1..64: where k_mean and k_scale are NULL, both are measured once: on
-                             the first so many full pages of the first sequence that has them. Until
-                             then nothing is sealed, see kvc_cache_read_transform(); default 0 */
+                             the first so many full pages of the first sequence that has them, less
+                             removed rows, and on the queries of tokens at those ordinals in all
+                             sequences, each as often as it attends. Until then nothing is sealed,
+                             see kvc_cache_read_transform(); default 0 */
     const float *k_mean;  /**< [n_layers][n_kv_heads][head_dim_k], finite, copied; NULL (default):
                              zeros; see kvc_observation_calibrate() */
     const float *k_scale; /**< the same, > 0, finite as its inverse; NULL (default): ones */
@@ -219,7 +221,8 @@ typedef struct kvc_stats {
     int64_t n_free_slots; /**< ranges of at most 64 tokens that the page table still has room for */
     uint64_t n_sealed_total; /**< pages quantized since create */
     uint64_t n_nonfinite;    /**< NaN and Inf that kvc_append() replaced */
-    uint64_t n_saturated;    /**< finite values beyond +-65504 that became +-65504 */
+    uint64_t n_saturated;    /**< finite values beyond +-65504, as they came or transformed, that
+                                became +-65504 */
 } kvc_stats;
 
 /** A page as it is stored; see kvc_seq_read_page(). */
@@ -561,10 +564,12 @@ static inline void kvc_attend_options_default(const kvc_cache *cache, kvc_attend
  *
  * Computed in fp32; against float64 on the stored values the error is at most 2e-5 + 2e-7 max |s|
  * of the largest output of the row (of the weighted sum of |v| where values cancel): logits of
- * hundreds are rounded coarsely. The result does not depend on parallel_for, nor on how many
- * queries one call holds, bit for bit. A query that sees no row gets zeros and lse -inf. The last
- * probe_rows query rows are kept for kvc_seq_read_probes(). A row that policies merged (policy.h)
- * has its bias added to s after the softcap.
+ * hundreds are rounded coarsely. Where a transform or CHANNEL parameters take something off K, |s|
+ * is that of the parts: of scale |q| |mean|, of |Q'| |K'|, and of the largest key of the page. The
+ * result does not depend on parallel_for, nor on how many queries one call holds, bit for bit. A
+ * query that sees no row gets zeros and lse -inf. The last probe_rows query rows are kept for
+ * kvc_seq_read_probes(). A row that policies merged (policy.h) has its bias added to s after the
+ * softcap.
  *
  * @param cache     A cache.
  * @param seq       Every announced token has its K and V in this layer.
@@ -609,7 +614,7 @@ KVC_API kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_a
  * are moved together, bit for bit, where that saves memory; pages that other sequences share stay.
  * With recent_tokens 0 each call may leave a short page, which takes the room of a full one: it is
  * meant for the end of a prompt, not for each token. With online_pages that still wait, mean and
- * scale are measured on the pages that the sequence has by now, also if that fails.
+ * scale are measured on the pages that the sequence has by now.
  *
  * With a policy (policy.h) it also prunes and merges. Pruned rows of pages that are sealed already
  * become holes, and pages with HEAD or CHANNEL scales keep them until they are empty. What this
@@ -639,7 +644,8 @@ KVC_API kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_a
  * @retval KVC_E_UNSUPPORTED  The policy merges and max_merge_tokens is 0, its budget is
  *                            KVC_BUDGET_MASS, or its precision is not for caches. Nothing changed.
  * @retval KVC_E_FULL         No room for the sealed pages; with max_rel_err also for those of a
- * weaker attempt, which keeps more. Nothing changed.
+ *                            weaker attempt, which keeps more. Nothing changed, but that a weaker
+ *                            attempt finds mean and scale measured.
  *
  * Pages that a policy makes carry their ordinals, 256 bytes each, and those with merged rows 832 or
  * more. Cost: scoring reads K twice a 16 rows of query heads; merging multiplies all pairs of

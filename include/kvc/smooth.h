@@ -378,9 +378,9 @@ typedef enum kvc_smooth_type {
  * cross the API: its fields never change. */
 typedef struct kvc_smooth_unit {
     const char *attention_name; /**< whole name of the module: "model.layers.0.self_attn" */
-    int32_t layer;              /**< number of its cache */
     const char *q_name;         /**< module on the way of Q: "q_proj", "q_norm" */
     const char *k_name;         /**< module on the way of K */
+    int32_t layer;              /**< number of its cache */
     kvc_smooth_type type;       /**< place */
 } kvc_smooth_unit;
 

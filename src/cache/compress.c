@@ -163,6 +163,8 @@ static kvc_status attempt(struct kvc_choice *c)
         cross_check(c);
     kvc_choose(c);
     KVC_CHECK(kvc_build_fits(c), KVC_E_FULL);
+    if (kvc_transform_due(c->cache, c->seq, true))
+        kvc_transform_freeze(c->cache, c->seq);
     if (check)
         add_error(c, KVC_PROBES_ALL, c->seen_errors);
     for (int32_t g = 0; g < kvc_n_groups(c); g++) {
@@ -221,7 +223,6 @@ kvc_status kvc_cache_compress(kvc_cache *cache, kvc_seq seq, const kvc_policy *p
                               .sealed_before = cache->n_sealed_total};
     const int64_t hold_from = s->hold_from;
     kvc_status status;
-    kvc_transform_freeze(cache, s, true);
     report_before(cache, s, report);
     s->hold_from = -1;
     if (policy) {
@@ -231,7 +232,7 @@ kvc_status kvc_cache_compress(kvc_cache *cache, kvc_seq seq, const kvc_policy *p
                      ((report && report->layers) || checked.max_rel_err > 0.0f);
         status = carry_out(&c);
     } else {
-        status = kvc_seal_slots(cache, s, kvc_seal_end(cache, s, true));
+        status = kvc_seal_slots(cache, s, kvc_seal_end(cache, s, true), true);
     }
     if (status != KVC_OK) {
         s->hold_from = hold_from;

@@ -17,8 +17,9 @@ static bool uses_head_scale(const struct kvc_page_layout *layout)
 
 int32_t kvc_seal_end(const kvc_cache *cache, const struct kvc_sequence *seq, bool short_pages)
 {
+    const bool ready = cache->transform.ready || kvc_transform_due(cache, seq, short_pages);
     int32_t i = seq->first_unsealed;
-    for (; i < seq->n_slots && cache->transform.ready; i++) {
+    for (; i < seq->n_slots && ready; i++) {
         const struct kvc_column *column = kvc_slot(cache, seq, i);
         const int64_t end = column->first + (int64_t)column->n;
         if ((!short_pages && !kvc_slot_full(cache, column)) ||
@@ -161,11 +162,15 @@ static void seal_pair(void *arg, size_t i)
     }
 }
 
-kvc_status kvc_seal_slots(kvc_cache *cache, struct kvc_sequence *seq, int32_t end)
+kvc_status kvc_seal_slots(kvc_cache *cache, struct kvc_sequence *seq, int32_t end, bool short_pages)
 {
     struct sealing s = {.cache = cache, .seq = seq, .end = end};
     const size_t n_pairs = (size_t)cache->n_pairs;
 
+    if (kvc_transform_due(cache, seq, short_pages)) {
+        KVC_CHECK(sealing_fits(&s), KVC_E_FULL); /* nothing was sealed yet: no page has a twin */
+        kvc_transform_freeze(cache, seq);
+    }
     if (seq->first_unsealed == end)
         return KVC_OK;
     kvc_ctx_parallel(cache->ctx, n_pairs, measure_pair, &s);
@@ -193,6 +198,5 @@ kvc_status kvc_seq_settle(kvc_cache *cache, kvc_seq seq)
 {
     struct kvc_sequence *s = kvc_seq_find(cache, seq);
     KVC_CHECK(s && kvc_seq_complete(cache, s), KVC_E_ARG);
-    kvc_transform_freeze(cache, s, false);
-    return kvc_seal_slots(cache, s, kvc_seal_end(cache, s, false));
+    return kvc_seal_slots(cache, s, kvc_seal_end(cache, s, false), false);
 }

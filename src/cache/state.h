@@ -389,11 +389,14 @@ void kvc_facts_keep(kvc_cache *cache, struct kvc_sequence *seq, const uint64_t *
 
 /* ---- seal.c ---- */
 
-/* Slots that settling would seal now: from first_unsealed up to the one returned. */
+/* Slots that settling would seal now: from first_unsealed up to the one returned. short_pages:
+ * those that are not full, too; then mean and scale are measured early. */
 int32_t kvc_seal_end(const kvc_cache *cache, const struct kvc_sequence *seq, bool short_pages);
 
-/* Seals slots first_unsealed ... end - 1, or KVC_E_FULL with nothing changed. */
-kvc_status kvc_seal_slots(kvc_cache *cache, struct kvc_sequence *seq, int32_t end);
+/* Seals slots first_unsealed ... end - 1, which kvc_seal_end() told, and measures mean and scale
+ * before if that is due; or KVC_E_FULL with nothing changed. */
+kvc_status kvc_seal_slots(kvc_cache *cache, struct kvc_sequence *seq, int32_t end,
+                          bool short_pages);
 
 /* Absmax of the first n_rows rows of an open page. */
 void kvc_open_absmax(const kvc_cache *cache, const uint8_t *page, uint32_t n_rows, float *k,
@@ -433,9 +436,11 @@ void kvc_restore_rows(const kvc_cache *cache, int32_t pair, float *k, size_t k_s
 void kvc_transform_watch(kvc_cache *cache, int32_t layer, const struct kvc_sequence *seq,
                          const kvc_view *q);
 
-/* Measures mean and scale if that is due and this sequence has the pages, or with early what there
- * is of them, and transforms all rows of all sequences. */
-void kvc_transform_freeze(kvc_cache *cache, const struct kvc_sequence *seq, bool early);
+/* Whether mean and scale wait to be measured and this sequence has the pages, or with early any. */
+bool kvc_transform_due(const kvc_cache *cache, const struct kvc_sequence *seq, bool early);
+
+/* Measures them on what the sequence has of the pages, and transforms all rows of all sequences. */
+void kvc_transform_freeze(kvc_cache *cache, const struct kvc_sequence *seq);
 
 /* ---- compact.c ---- */
 

@@ -96,12 +96,12 @@ static kvc_status make_room(kvc_cache *cache, struct kvc_sequence *seq, int32_t 
     /* Probes score all rows at once: so that this is not due at every token, more rows go. */
     const int32_t slack = cache->on_full.source == KVC_SOURCE_PROBES ? most / 16 : 0;
     KVC_CHECK(could_fit(cache, seq, n), KVC_E_FULL);
-    kvc_transform_freeze(cache, seq, false);
     if (most > 0 && kvc_most_rows(cache, seq) > most - n)
         kvc_evict(cache, seq, &cache->on_full, most - n - slack, n);
     for (;;) {
         const int32_t sealed = kvc_seal_end(cache, seq, false);
-        if (tables_fit(cache, seq, n, sealed) && kvc_seal_slots(cache, seq, sealed) == KVC_OK)
+        if (tables_fit(cache, seq, n, sealed) &&
+            kvc_seal_slots(cache, seq, sealed, false) == KVC_OK)
             return KVC_OK;
         KVC_CHECK(cache->has_on_full, KVC_E_FULL);
         const int32_t rows = kvc_most_rows(cache, seq);

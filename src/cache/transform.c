@@ -399,19 +399,23 @@ static void freeze_lane(void *arg, size_t lane)
     }
 }
 
-void kvc_transform_freeze(kvc_cache *cache, const struct kvc_sequence *seq, bool early)
+bool kvc_transform_due(const kvc_cache *cache, const struct kvc_sequence *seq, bool early)
+{
+    const int32_t wanted = measured_pages(&cache->params);
+    if (cache->transform.ready || seq->n_slots == 0)
+        return false;
+    return early ||
+           (seq->n_slots >= wanted && kvc_slot_full(cache, kvc_slot(cache, seq, wanted - 1)));
+}
+
+void kvc_transform_freeze(kvc_cache *cache, const struct kvc_sequence *seq)
 {
     const size_t n_pairs = (size_t)cache->n_pairs;
-    const int32_t wanted = measured_pages(&cache->params);
     struct freeze f = {.cache = cache,
                        .seq = seq,
-                       .n_slots = kvc_min32(seq->n_slots, wanted),
+                       .n_slots = kvc_min32(seq->n_slots, measured_pages(&cache->params)),
                        .n_lanes = n_pairs < KVC_LANES ? n_pairs : KVC_LANES};
 
-    if (cache->transform.ready || f.n_slots == 0)
-        return;
-    if (!early && (f.n_slots < wanted || !kvc_slot_full(cache, kvc_slot(cache, seq, wanted - 1))))
-        return;
     cache->transform.ready = true;
     kvc_ctx_parallel(cache->ctx, f.n_lanes, freeze_lane, &f);
     for (size_t lane = 0; lane < f.n_lanes; lane++)

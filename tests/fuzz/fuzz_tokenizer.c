@@ -42,7 +42,7 @@ static struct tokenizer *create(void)
 {
     static char characters[256][2];
     struct gguf_text tokens[N_TOKENS];
-    uint8_t is_special[N_TOKENS] = {0};
+    uint8_t kinds[N_TOKENS] = {0};
     struct failure failure;
     struct tokenizer *tokenizer;
     unsigned n = 0;
@@ -54,9 +54,12 @@ static struct tokenizer *create(void)
         tokens[b] = (struct gguf_text){characters[b], c < 0x80 ? 1 : 2};
     }
     memcpy(tokens + 256, joined, sizeof(joined));
-    memset(is_special + N_TOKENS - N_SPECIALS, 1, N_SPECIALS);
-    const struct vocabulary v = {tokens, N_TOKENS, merges, sizeof(merges) / sizeof(*merges),
-                                 is_special};
+    memset(kinds + N_TOKENS - N_SPECIALS, TOKEN_CONTROL, N_SPECIALS);
+    const struct vocabulary v = {.tokens = tokens,
+                                 .n_tokens = N_TOKENS,
+                                 .merges = merges,
+                                 .n_merges = sizeof(merges) / sizeof(*merges),
+                                 .kinds = kinds};
     if (!tokenizer_create(&v, &tokenizer, &failure))
         abort();
     return tokenizer;

@@ -97,6 +97,7 @@ void model_open(struct cache_model *m, kvc_ctx *ctx, const kvc_cache_params *par
     for (int layer = 0; layer < params->n_layers; layer++)
         for (int head = 0; head < params->n_kv_heads; head++)
             m->precision[layer][head] = params->precision;
+    model_transform_open(m);
 }
 
 void model_set_precision(struct cache_model *m, int layer, int kv_head, kvc_precision precision)
@@ -111,6 +112,8 @@ void model_close(struct cache_model *m)
         model_seq_end(&m->seqs[i]);
     kvc_cache_destroy(m->cache);
     kvc_ctx_destroy(m->ref);
+    free(m->mean);
+    free(m->scale);
     m->cache = NULL;
     m->ref = NULL;
 }
@@ -256,8 +259,8 @@ static bool behind_recent(const struct cache_model *m, const struct model_seq *s
 static bool settles(const struct cache_model *m, const struct model_seq *s,
                     const struct model_page *page)
 {
-    return !page->sealed && at_border(m, page->end) && behind_recent(m, s, page) &&
-           page->end <= s->hold;
+    return (m->ready || model_freezes(m, s)) && !page->sealed && at_border(m, page->end) &&
+           behind_recent(m, s, page) && page->end <= s->hold;
 }
 
 static bool is_empty(const struct model_seq *s, const struct model_page *page)
@@ -393,6 +396,7 @@ static void seal(const struct cache_model *m, struct model_seq *s, int index)
 
 void model_settle(struct cache_model *m, struct model_seq *s)
 {
+    model_freeze(m, s, false);
     for (int i = 0; i < s->n_pages; i++)
         if (settles(m, s, &s->pages[i]))
             seal(m, s, i);
@@ -401,9 +405,10 @@ void model_settle(struct cache_model *m, struct model_seq *s)
 
 void model_compress(struct cache_model *m, struct model_seq *s)
 {
+    model_freeze(m, s, true);
     s->hold = MODEL_NO_HOLD;
     for (int i = 0; i < s->n_pages; i++)
-        if (!s->pages[i].sealed && behind_recent(m, s, &s->pages[i]))
+        if (m->ready && !s->pages[i].sealed && behind_recent(m, s, &s->pages[i]))
             seal(m, s, i);
     drop_empty_sealed_pages(s);
     for (int i = 0; i < s->n_pages; i++)
@@ -486,8 +491,13 @@ void model_append(struct cache_model *m, struct model_seq *s, int layer, const k
         const int64_t ordinal = s->appended[layer]++;
 
         for (int head = 0; head < m->params.n_kv_heads; head++) {
-            store_row(m, k, t, (size_t)head, model_k(m, s, layer, head, ordinal));
-            store_row(m, v, t, (size_t)head, model_v(m, s, layer, head, ordinal));
+            float *row_k = model_k(m, s, layer, head, ordinal);
+            float *row_v = model_v(m, s, layer, head, ordinal);
+
+            store_row(m, k, t, (size_t)head, row_k);
+            store_row(m, v, t, (size_t)head, row_v);
+            m->n_saturated += (uint64_t)(model_transform_row(m, layer, head, 0, row_k) +
+                                         model_transform_row(m, layer, head, 1, row_v));
         }
     }
 }
@@ -516,126 +526,4 @@ void model_remove(struct cache_model *m, struct model_seq *s, int64_t first, int
     for (int64_t i = first; i < last; i++)
         s->removed[i] = true;
     drop_empty_sealed_pages(s);
-}
-
-static double logit(const struct cache_model *m, const float *k, const kvc_view *q, size_t row,
-                    int head, const kvc_attend_options *options, double *magnitude)
-{
-    double dot = 0, size = 0;
-
-    for (int d = 0; d < m->params.head_dim_k; d++) {
-        const double product = (double)view_get(q, row, (size_t)head, (size_t)d) * (double)k[d];
-
-        dot += product;
-        size += fabs(product);
-    }
-    dot *= (double)options->scale;
-    size *= fabs((double)options->scale);
-    *magnitude = fmax(*magnitude, size);
-    if (options->softcap > 0)
-        dot = (double)options->softcap * tanh(dot / (double)options->softcap);
-    return dot;
-}
-
-void model_attention(const struct cache_model *m, const struct model_seq *s, int layer,
-                     const kvc_view *q, size_t row, int head, const kvc_attend_options *options,
-                     struct model_attention *want)
-{
-    const int kv_head = head / (m->params.n_heads / m->params.n_kv_heads);
-    const int64_t query = s->n_tokens - (int64_t)q->n_tokens + (int64_t)row;
-    const int64_t first =
-        options->window > 0 && query >= options->window ? query - options->window + 1 : 0;
-    double max = -INFINITY, sum = 0, magnitude = 0, largest = 0, spread = 0;
-
-    for (int64_t t = 0; t < s->n_tokens; t++) {
-        want->mass[t] = -INFINITY;
-        if (t < first || t > query || s->removed[t])
-            continue;
-        want->mass[t] =
-            logit(m, model_k(m, s, layer, kv_head, t), q, row, head, options, &magnitude);
-        max = fmax(max, want->mass[t]);
-    }
-    for (int64_t t = 0; t < s->n_tokens; t++) {
-        want->mass[t] = isinf(max) ? 0.0 : exp(want->mass[t] - max);
-        sum += want->mass[t];
-    }
-    for (int64_t t = 0; t < s->n_tokens && sum > 0; t++)
-        want->mass[t] /= sum;
-    want->lse = sum > 0 ? max + log(sum) : (double)-INFINITY;
-    for (int d = 0; d < m->params.head_dim_v; d++) {
-        double out = 0, size = 0;
-
-        for (int64_t t = first; t <= query; t++) {
-            const double v = (double)model_v(m, s, layer, kv_head, t)[d];
-
-            if (want->mass[t] > 0) {
-                out += want->mass[t] * v;
-                size += want->mass[t] * fabs(v);
-            }
-        }
-        want->out[d] = out;
-        largest = fmax(largest, fabs(out));
-        spread = fmax(spread, size);
-    }
-    /* Where values or products cancel, fp32 is held to a few ulp of what cancels. */
-    want->tolerance = 2e-5 * fmax(largest, 0.05 * spread) + 0x1p-21 * magnitude * spread + 0x1p-126;
-    want->mass_error = 0x1p-20 * magnitude;
-    want->lse_tolerance = 1e-5 * fmax(1, fabs(want->lse)) + 0x1p-21 * magnitude;
-}
-
-static void keep_probe(const struct cache_model *m, struct model_seq *s, int layer,
-                       const kvc_view *q, size_t row)
-{
-    const int64_t ordinal = s->n_tokens - (int64_t)q->n_tokens + (int64_t)row;
-    const size_t size = probe_size(m);
-    int64_t *probed = s->probed[layer];
-    float *rows = s->probe_q[layer];
-    int n = s->n_probed[layer], at = 0;
-
-    while (at < n && probed[at] < ordinal)
-        at++;
-    if (at == n || probed[at] != ordinal) {
-        if (n == m->params.probe_rows) {
-            if (at == 0)
-                return;
-            memmove(probed, probed + 1, (size_t)(at - 1) * sizeof(*probed));
-            memmove(rows, rows + size, (size_t)(at - 1) * size * sizeof(*rows));
-            at--;
-        } else {
-            memmove(probed + at + 1, probed + at, (size_t)(n - at) * sizeof(*probed));
-            memmove(rows + size * (size_t)(at + 1), rows + size * (size_t)at,
-                    (size_t)(n - at) * size * sizeof(*rows));
-            s->n_probed[layer]++;
-        }
-        probed[at] = ordinal;
-    }
-    for (size_t i = 0; i < size; i++)
-        rows[size * (size_t)at + i] =
-            half_round(view_get(q, row, i / q->head_dim, i % q->head_dim));
-}
-
-static void add_masses(const struct cache_model *m, struct model_seq *s, int layer,
-                       const kvc_view *q, size_t row, const kvc_attend_options *options)
-{
-    static struct model_attention want;
-
-    for (int head = 0; head < m->params.n_heads; head++) {
-        const int kv_head = head / (m->params.n_heads / m->params.n_kv_heads);
-
-        model_attention(m, s, layer, q, row, head, options, &want);
-        s->score_error = fmax(s->score_error, want.mass_error);
-        for (int64_t t = m->params.sink_tokens; t < s->n_tokens; t++)
-            model_score(m, s, layer, kv_head)[t] += want.mass[t];
-    }
-}
-
-void model_attended(struct cache_model *m, struct model_seq *s, int layer, const kvc_view *q,
-                    const kvc_attend_options *options)
-{
-    for (size_t row = 0; row < q->n_tokens; row++) {
-        if (m->params.probe_rows > 0)
-            keep_probe(m, s, layer, q, row);
-        if (options->accumulate && m->params.score_mode != KVC_SCORE_NONE)
-            add_masses(m, s, layer, q, row, options);
-    }
 }

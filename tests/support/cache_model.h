@@ -37,8 +37,8 @@ struct model_seq {
     bool compacted; /* rows may have moved: pages are no longer as listed below */
     kvc_token tokens[MODEL_MAX_TOKENS];
     bool removed[MODEL_MAX_TOKENS];
-    float *k, *v;  /* [n_layers][n_kv_heads][MODEL_MAX_TOKENS][head_dim], as attention sees them */
-    double *score; /* [n_layers][n_kv_heads][MODEL_MAX_TOKENS] */
+    float *k, *v;       /* [n_layers][n_kv_heads][MODEL_MAX_TOKENS][head_dim], as they are stored */
+    double *score;      /* [n_layers][n_kv_heads][MODEL_MAX_TOKENS] */
     double score_error; /* relative, of fp32 logits as large as those seen */
     struct model_page pages[MODEL_MAX_PAGES];
     int n_pages;
@@ -54,6 +54,9 @@ struct cache_model {
     kvc_cache_params params;
     kvc_precision precision[MODEL_MAX_LAYERS][MODEL_MAX_KV_HEADS];
     uint64_t n_nonfinite, n_saturated;
+    uint64_t n_saturated_shared; /* at most so many more, in rows that sequences may share */
+    bool ready;                  /* transforms are in use */
+    float *mean, *scale;         /* [n_layers][n_kv_heads][head_dim_k] */
     struct model_seq seqs[MODEL_MAX_SEQS];
 };
 
@@ -116,11 +119,33 @@ void model_attention(const struct cache_model *m, const struct model_seq *s, int
                      const kvc_view *q, size_t row, int head, const kvc_attend_options *options,
                      struct model_attention *want);
 
+/* Transforms; which: 0 for K, 1 for V. Rows turn from halves that came into what is stored: the
+ * number of elements that saturate. */
+void model_transform_open(struct cache_model *m);
+bool model_has_vectors(const struct cache_model *m);
+bool model_transforms(const struct cache_model *m, int which);
+int model_transform_row(const struct cache_model *m, int layer, int kv_head, int which, float *row);
+/* What a stored row is to the caller, and how exactly fp32 tells. */
+void model_row(const struct cache_model *m, int layer, int kv_head, int which, const float *stored,
+               double *row, double *error);
+/* Q' in place; returns Q mean^T. */
+double model_query(const struct cache_model *m, int layer, int kv_head, double *q);
+/* The output that came from stored V. */
+void model_output(const struct cache_model *m, double *out);
+/* H in double. */
+void model_rotate(double *x, size_t d);
+/* Whether the next settling of a sequence measures the transforms. */
+bool model_freezes(const struct cache_model *m, const struct model_seq *s);
+/* After that, or a compression: takes over what the cache measured. */
+void model_freeze(struct cache_model *m, const struct model_seq *s, bool compress);
+
 /* Comparisons; each fails the running test. */
 void check_counts(const struct cache_model *m, const struct model_seq *s);
 void check_tokens(const struct cache_model *m, const struct model_seq *s, int64_t first, int64_t n);
 void check_rows(const struct cache_model *m, const struct model_seq *s, int layer, int kv_head);
 void check_pages(const struct cache_model *m, const struct model_seq *s, int layer, int kv_head);
+/* That of the cache is ready when the model's is, and the same. */
+void check_transform(const struct cache_model *m);
 void check_probes(const struct cache_model *m, const struct model_seq *s, int layer);
 void check_attention(const struct cache_model *m, const struct model_seq *s, int layer,
                      const kvc_view *q, size_t row, const kvc_attend_options *options,

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 struct gguf_file {
-    uint8_t data[8192];
+    uint8_t data[65536];
     size_t n;
 };
 

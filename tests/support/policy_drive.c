@@ -228,6 +228,7 @@ struct pd_rows pd_read(const struct pd *d, kvc_seq seq, int layer, int head)
     const size_t room = (size_t)kvc_seq_n_rows(d->cache, seq, layer, head);
     struct pd_rows r = {0};
     size_t n;
+    bool ready;
 
     r.ordinals = allocate(room, sizeof(*r.ordinals));
     r.k = allocate(room * (size_t)d->p.head_dim_k, sizeof(float));
@@ -242,6 +243,10 @@ struct pd_rows pd_read(const struct pd *d, kvc_seq seq, int layer, int head)
     assert_int_equal(kvc_seq_read_groups(d->cache, seq, layer, head, room, r.biases, r.sizes, &n),
                      KVC_OK);
     assert_int_equal(n, r.n);
+    r.mean = allocate((size_t)d->p.head_dim_k, sizeof(float));
+    r.scale = allocate((size_t)d->p.head_dim_k, sizeof(float));
+    assert_int_equal(kvc_cache_read_transform(d->cache, layer, head, r.mean, r.scale, &ready),
+                     KVC_OK);
     for (size_t i = 0; i < r.n; i++) {
         assert_true(r.ordinals[i] >= 0 && r.ordinals[i] < kvc_seq_n_tokens(d->cache, seq));
         assert_true(i == 0 || r.ordinals[i - 1] < r.ordinals[i]);
@@ -257,6 +262,8 @@ void pd_free(struct pd_rows *r)
     free(r->masses);
     free(r->scores);
     free(r->biases);
+    free(r->mean);
+    free(r->scale);
     free(r->sizes);
     memset(r, 0, sizeof(*r));
 }
@@ -269,20 +276,38 @@ int pd_find(const struct pd_rows *rows, int64_t ordinal)
     return -1;
 }
 
-static double logit(const struct pd *d, const float *q, const float *k,
-                    const kvc_attend_options *options, float bias, double *magnitude)
+/* Of the products that a logit is the sum of, as they are stored: rotation mixes all channels. */
+static double magnitude_of(const struct pd *d, const struct pd_rows *rows, const float *q,
+                           const float *k)
 {
-    double z = 0, size = 0;
+    double plain = 0, shift = 0, q_square = 0, k_square = 0;
 
     for (int i = 0; i < d->p.head_dim_k; i++) {
-        z += (double)q[i] * (double)k[i];
-        size += fabs((double)q[i] * (double)k[i]);
+        const double scale = (double)rows->scale[i], mean = (double)rows->mean[i];
+        const double q_stored = (double)q[i] * scale, k_stored = ((double)k[i] - mean) / scale;
+
+        plain += fabs((double)q[i] * (double)k[i]);
+        shift += fabs((double)q[i] * mean);
+        q_square += q_stored * q_stored;
+        k_square += k_stored * k_stored;
     }
+    return fmax(plain, d->p.transform ? sqrt(q_square * k_square) + shift : shift);
+}
+
+static double logit(const struct pd *d, const struct pd_rows *rows, size_t row, const float *q,
+                    const kvc_attend_options *options, double *magnitude)
+{
+    const float *k = rows->k + row * (size_t)d->p.head_dim_k;
+    const double size = magnitude_of(d, rows, q, k);
+    double z = 0;
+
+    for (int i = 0; i < d->p.head_dim_k; i++)
+        z += (double)q[i] * (double)k[i];
     z *= (double)options->scale;
     *magnitude = fmax(*magnitude, size * fabs((double)options->scale));
     if (options->softcap > 0)
         z = (double)options->softcap * tanh(z / (double)options->softcap);
-    return z + (double)bias;
+    return z + (double)rows->biases[row];
 }
 
 void pd_attention(const struct pd *d, const struct pd_rows *rows, const float *q, int64_t ordinal,
@@ -297,8 +322,7 @@ void pd_attention(const struct pd *d, const struct pd_rows *rows, const float *q
         z[i] = -INFINITY;
         if (age < 0 || (options->window > 0 && age >= options->window))
             continue;
-        z[i] = logit(d, q, rows->k + i * (size_t)d->p.head_dim_k, options, rows->biases[i],
-                     &magnitude);
+        z[i] = logit(d, rows, i, q, options, &magnitude);
         max = fmax(max, z[i]);
     }
     for (size_t i = 0; i < rows->n; i++)
@@ -341,9 +365,7 @@ void pd_probe_scores(const struct pd *d, kvc_seq seq, int layer, int head, doubl
         pd_attention(d, &rows, x, ordinals[r / g], &o, out, &lse, &magnitude);
         for (size_t i = 0; i < rows.n; i++)
             if (rows.ordinals[i] <= ordinals[r / g])
-                scores[i] +=
-                    exp(logit(d, x, rows.k + i * dk, &o, rows.biases[i], &magnitude) - lse) /
-                    (double)(n * g);
+                scores[i] += exp(logit(d, &rows, i, x, &o, &magnitude) - lse) / (double)(n * g);
     }
     pd_free(&rows);
     free(ordinals);

@@ -27,6 +27,7 @@ struct pd_rows {
     size_t n;
     int64_t *ordinals;
     float *k, *v, *masses, *scores, *biases;
+    float *mean, *scale; /* what the cache takes off K and divides it by */
     int32_t *sizes;
 };
 

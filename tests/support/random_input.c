@@ -109,12 +109,31 @@ void spoil_token(uint64_t *rng, kvc_token *token)
 
 kvc_precision random_precision(uint64_t *rng)
 {
-    const kvc_precision precision = {
+    kvc_precision precision = {
         .k = (kvc_format)pick(rng, 0, 2),
         .v = (kvc_format)pick(rng, 0, 2),
         .k_scale = (kvc_scale)pick(rng, 0, 2),
         .v_scale = (kvc_scale)pick(rng, 0, 1),
     };
 
+    if (chance(rng, 6)) {
+        precision.k = KVC_INT6;
+        precision.k_scale = KVC_SCALE_TOKEN;
+    }
     return precision;
+}
+
+void random_transform(uint64_t *rng, kvc_cache_params *p, float *mean, float *scale)
+{
+    static const uint32_t k_flags[] = {0, KVC_TRANSFORM_ROTATE_K, KVC_TRANSFORM_K_ROTATED};
+    const size_t n = (size_t)p->n_layers * (size_t)p->n_kv_heads * (size_t)p->head_dim_k;
+
+    p->transform = k_flags[pick(rng, 0, 2)] | (chance(rng, 2) ? KVC_TRANSFORM_ROTATE_V : 0);
+    for (size_t i = 0; i < n; i++) {
+        mean[i] = normal(rng) * (chance(rng, 8) ? 30.0f : 1.0f);
+        scale[i] = ldexpf(1.0f + fabsf(normal(rng)), pick(rng, -3, 2));
+    }
+    p->k_mean = chance(rng, 2) ? mean : NULL;
+    p->k_scale = chance(rng, 2) ? scale : NULL;
+    p->online_pages = chance(rng, 2) ? pick(rng, 1, 3) : 0;
 }

@@ -15,5 +15,7 @@ void random_tokens(uint64_t *rng, int64_t position, kvc_token *tokens, size_t n)
 /* Something that kvc_tokens_add() refuses. */
 void spoil_token(uint64_t *rng, kvc_token *token);
 kvc_precision random_precision(uint64_t *rng);
+/* Vectors of all layers and heads, or none, or some that the cache measures. */
+void random_transform(uint64_t *rng, kvc_cache_params *p, float *mean, float *scale);
 
 #endif

@@ -125,8 +125,10 @@ static inline struct test_page random_page(int d_k, int d_v, uint32_t n_rows_of_
         page.data = open_page(&page.layout, n_rows, seen);
         page.n_rows = n_rows;
     } else {
-        page = sealed_page(d_k, d_v, (int)rng_below(&seed, 3), scales[rng_below(&seed, 3)],
-                           (int)rng_below(&seed, 3), scales[rng_below(&seed, 3)], n_rows, seen);
+        const int k = (int)rng_below(&seed, KVC_INT6 + 1); /* six bits: keys under TOKEN only */
+        const int k_scale = k == KVC_INT6 ? KVC_SCALE_TOKEN : scales[rng_below(&seed, 3)];
+        page = sealed_page(d_k, d_v, k, k_scale, (int)rng_below(&seed, 3),
+                           scales[rng_below(&seed, 3)], n_rows, seen);
     }
     memcpy(page.mask, mask, sizeof(mask));
     random_bias(&page, seen);

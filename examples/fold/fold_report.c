@@ -1,0 +1,111 @@
+/* What the commands print, and the manners they share. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "fold.h"
+#include "report.h"
+
+void fold_print_table(const struct fold_result *r)
+{
+    const size_t n = r->checkpoint->n_layers;
+    const struct folded_layer total = folding_total(r->layers, n);
+
+    printf("%-32s %10s %10s %9s %9s %9s\n", "attention", "least s", "most s", "rounded", "error",
+           r->with_change ? "change" : "");
+    for (size_t i = 0; i <= n; i++) {
+        const struct folded_layer *l = i < n ? &r->layers[i] : &total;
+        if (!l->is_folded)
+            continue;
+        printf("%-32s %10.4g %10.4g %9llu %9.3g", i < n ? r->checkpoint->attentions[i].name : "all",
+               (double)l->min_scale, (double)l->max_scale,
+               (unsigned long long)l->rounding.n_inexact, l->rounding.max_error);
+        if (r->with_change)
+            printf(" %9.3g", l->change);
+        putchar('\n');
+    }
+    if (r->output)
+        printf("%s is written\n", r->output);
+}
+
+static void print_layer(const struct fold_result *r, const struct folded_layer *l)
+{
+    printf("\"min_scale\":%.9g,\"max_scale\":%.9g,\"rounded\":%llu,\"overflow\":%llu,"
+           "\"underflow\":%llu,\"max_error\":%.9g",
+           (double)l->min_scale, (double)l->max_scale, (unsigned long long)l->rounding.n_inexact,
+           (unsigned long long)l->rounding.n_overflow, (unsigned long long)l->rounding.n_underflow,
+           l->rounding.max_error);
+    if (r->with_change && isfinite(l->change))
+        printf(",\"change\":%.9g", l->change);
+    else if (r->with_change)
+        printf(",\"change\":null");
+}
+
+static void print_text(const char *key, const char *text)
+{
+    printf("\"%s\":", key);
+    report_print_string(text, strlen(text));
+    putchar(',');
+}
+
+void fold_print_json(const struct fold_result *r)
+{
+    const size_t n = r->checkpoint->n_layers;
+    const struct folded_layer total = folding_total(r->layers, n);
+    const char *separator = "";
+
+    putchar('{');
+    print_text("command", r->command);
+    print_text("model", report_name(r->input));
+    print_text("format", r->checkpoint->is_gguf ? "gguf" : "safetensors");
+    print_text("architecture", r->checkpoint->architecture);
+    print_text("type", r->checkpoint->type == KVC_SMOOTH_ROPE_NORM ? "state-rope-norm"
+                                                                   : "state-rope-linear");
+    if (r->output)
+        print_text("output", r->output);
+    printf("\"factor\":%.9g,\"power_of_two\":%s,", r->factor, r->power_of_two ? "true" : "false");
+    print_layer(r, &total);
+    printf(",\"attentions\":[");
+    for (size_t i = 0; i < n; i++) {
+        if (!r->layers[i].is_folded)
+            continue;
+        printf("%s{", separator);
+        print_text("name", r->checkpoint->attentions[i].name);
+        print_layer(r, &r->layers[i]);
+        putchar('}');
+        separator = ",";
+    }
+    printf("]}\n");
+}
+
+bool fold_may_write(const char *input, const char *output, bool force, struct failure *failure)
+{
+    struct stat in, out;
+
+    if (stat(output, &out) != 0)
+        return true; /* writing it will tell what else is wrong */
+    if (stat(input, &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+        return fail_with(failure, "%.120s is the input, which is never changed", output);
+    if (!force)
+        return fail_with(failure, "%.120s is there already: --force overwrites it", output);
+    return S_ISREG(out.st_mode) || fail_with(failure, "%.120s is no regular file", output);
+}
+
+int fold_usage_error(const char *command, const struct failure *failure)
+{
+    fprintf(stderr, "kvc-fold %s: %s\nTry 'kvc-fold %s --help'.\n", command, failure->text,
+            command);
+    return FOLD_USAGE;
+}
+
+bool fold_is_power_of_two(const struct checkpoint *c)
+{
+    const size_t n = checkpoint_width(c);
+    int exponent;
+
+    for (size_t i = 0; i < c->n_layers * n; i++)
+        if (c->record.folded[i / n] && frexpf(c->record.scales[i], &exponent) != 0.5f)
+            return false;
+    return true;
+}
