@@ -47,7 +47,8 @@ static inline void token_factors(uint8_t format, uint8_t scale, const uint8_t *p
     const vf by = v_set1(factor);
     float head = 1.0f;
     if (format != KVC_F16 && scale == KVC_SCALE_TOKEN) {
-        const uint16_t *scales = (const uint16_t *)(const void *)params + group * KVC_PAGE_ROWS;
+        const uint16_t *scales =
+            (const uint16_t *)(const void *)params + (size_t)group * KVC_PAGE_ROWS;
         for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
             v_store(dst + t, v_mul(by, v_load_half(scales + t, VLEN)));
         return;
