@@ -307,6 +307,7 @@ static void distant_scores_do_not_overflow(void **state)
         }
         tile_point(t);
         t->q[0] = 100;
+        t->tile.shift = NULL;
         for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
             float out[MAX_D], lse;
             attend(*k, t, out, &lse);

@@ -1,5 +1,5 @@
-/* libFuzzer: any bytes as a safetensors file; what the reader accepts lies inside them, each byte in
- * one tensor. */
+/* libFuzzer: any bytes as a safetensors file; what the reader accepts lies inside them, each byte
+ * in one tensor. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,211 +1,16 @@
 /*
  * attend_tmpl.h - template of the SIMD kernels of attention over pages.
- * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h, and those of quant_tmpl.h.
+ * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h, and those of quant_tmpl.h and
+ * lines_tmpl.h.
  *
  * Keys and transposed values are both lines of codes: scores are products of query rows with lines
- * of tokens, outputs are products of rows of weights with lines of channels. Each product is one
- * chain of fused operations along the line and one tree over the lanes, whatever the tiling, so
- * that the bits of a row do not depend on its neighbours.
+ * of tokens, outputs are products of rows of weights with lines of channels.
  */
 #include <math.h>
 #include <string.h>
 
 #include "../kernels.h"
 #include "../page.h"
-
-_Static_assert(KVC_BIAS8_K == KVC_BIAS8_V, "keys and values are read by the same code");
-
-/* Lines (tokens of K or channels of V) that are worked on together. */
-#define TILE_LINES 16
-/* Rows that share an unpacked vector in registers: 4 lines of each fill v_hadd_all(). */
-#define BLOCK_ROWS (VLEN / 4)
-
-/* How a line is stored. FINITE: NaN and Inf become finite, as 0 times NaN is not 0. */
-enum reader {
-    READ_F32,
-    READ_F16,
-    READ_F16_FINITE,
-    READ_INT8,
-    READ_INT8_UNSIGNED,
-    READ_INT4,
-    READ_INT4_UNSIGNED
-};
-
-/* Codes less their bias, of CHANNEL too; INT6 as widen() leaves it. */
-static inline enum reader code_reader(uint8_t format, enum reader half)
-{
-    switch (format) {
-    case KVC_F16: return half;
-    case KVC_INT4: return READ_INT4;
-    default: return READ_INT8;
-    }
-}
-
-struct lines {
-    enum reader reader;
-    const uint8_t *data;
-    size_t stride;   /* bytes */
-    uint32_t n, len; /* at most TILE_LINES lines of len elements; len is a multiple of 8 */
-};
-
-/* Elements i ... i + n - 1 of a line as floats; n is VLEN or 8. */
-V_INLINE vf read_line(enum reader reader, const uint8_t *line, size_t i, size_t n)
-{
-    const void *at = line;
-    switch (reader) {
-    case READ_F32: return v_load((const float *)at + i);
-    case READ_F16: return v_load_half((const uint16_t *)at + i, n);
-    case READ_F16_FINITE:
-        return v_min(v_max(v_load_half((const uint16_t *)at + i, n), v_set1(-KVC_HALF_MAX)),
-                     v_set1(KVC_HALF_MAX));
-    case READ_INT8: return v_load_page_i8(line + i, n, KVC_BIAS8_K);
-    case READ_INT8_UNSIGNED: return v_load_page_i8(line + i, n, 0);
-    case READ_INT4: return v_load_page_i4(line + i / 2, n, KVC_BIAS4);
-    default: return v_load_page_i4(line + i / 2, n, 0);
-    }
-}
-
-/* Products of a row with VLEN lines from first on, one a lane; 0 beyond the last line. */
-V_INLINE vf multiply_row(enum reader reader, struct lines lines, uint32_t first, const float *x)
-{
-    vf sums[VLEN];
-    for (uint32_t j = 0; j < VLEN; j++) {
-        sums[j] = v_zero();
-        if (first + j >= lines.n)
-            continue;
-        const uint8_t *line = lines.data + (first + j) * lines.stride;
-        uint32_t i = 0;
-        for (; i + VLEN <= lines.len; i += VLEN)
-            sums[j] = v_fma(v_load(x + i), read_line(reader, line, i, VLEN), sums[j]);
-        if (i < lines.len)
-            sums[j] = v_fma(v_load(x + i), read_line(reader, line, i, 8), sums[j]);
-    }
-    return v_hadd_all(sums);
-}
-
-/* One vector of 4 lines times BLOCK_ROWS rows. */
-V_INLINE void multiply_step(enum reader reader, const uint8_t *const *line, const float *const *x,
-                            size_t i, size_t n, vf *sums)
-{
-    vf y[4];
-    V_UNROLL
-    for (int j = 0; j < 4; j++)
-        y[j] = read_line(reader, line[j], i, n);
-    V_UNROLL
-    for (int r = 0; r < BLOCK_ROWS; r++) {
-        const vf a = v_load(x[r] + i);
-        V_UNROLL
-        for (int j = 0; j < 4; j++)
-            sums[4 * r + j] = v_fma(a, y[j], sums[4 * r + j]);
-    }
-}
-
-/* Products of BLOCK_ROWS rows with 4 lines from first on: lane 4 r + j. */
-V_INLINE vf multiply_block(enum reader reader, struct lines lines, uint32_t first,
-                           const float *const *x)
-{
-    const uint8_t *line[4];
-    vf sums[VLEN];
-    V_UNROLL
-    for (uint32_t j = 0; j < 4; j++)
-        line[j] = lines.data + (first + j < lines.n ? first + j : lines.n - 1) * lines.stride;
-    V_UNROLL
-    for (int i = 0; i < VLEN; i++)
-        sums[i] = v_zero();
-    uint32_t i = 0;
-    for (; i + VLEN <= lines.len; i += VLEN)
-        multiply_step(reader, line, x, i, VLEN, sums);
-    if (i < lines.len)
-        multiply_step(reader, line, x, i, 8, sums);
-    return v_hadd_all(sums);
-}
-
-/* out[r * stride + j] = x[r] . line j. Rows up to a multiple of BLOCK_ROWS and lines up to a
- * multiple of 4 are written too, with numbers without meaning. */
-V_INLINE void multiply_lines(enum reader reader, struct lines lines, const float *const *x,
-                             uint32_t n, float *out, size_t stride)
-{
-    if (n == 1) {
-        for (uint32_t j = 0; j < TILE_LINES; j += VLEN)
-            v_store(out + j, multiply_row(reader, lines, j, x[0]));
-        return;
-    }
-    for (uint32_t r = 0; r < n; r += BLOCK_ROWS) {
-        const float *rows[BLOCK_ROWS];
-        for (uint32_t i = 0; i < BLOCK_ROWS; i++)
-            rows[i] = x[r + i < n ? r + i : n - 1];
-        for (uint32_t j = 0; j < lines.n; j += 4)
-            v_store_quads(out + r * stride + j, stride, multiply_block(reader, lines, j, rows));
-    }
-}
-
-static inline void multiply(const struct lines *lines, const float *const *x, uint32_t n,
-                            float *out, size_t stride)
-{
-    switch (lines->reader) {
-    case READ_F32: multiply_lines(READ_F32, *lines, x, n, out, stride); break;
-    case READ_F16: multiply_lines(READ_F16, *lines, x, n, out, stride); break;
-    case READ_F16_FINITE: multiply_lines(READ_F16_FINITE, *lines, x, n, out, stride); break;
-    case READ_INT8: multiply_lines(READ_INT8, *lines, x, n, out, stride); break;
-    default: multiply_lines(READ_INT4, *lines, x, n, out, stride);
-    }
-}
-
-V_INLINE void unpack_lines(enum reader reader, struct lines lines, float *tile)
-{
-    for (uint32_t j = 0; j < lines.n; j++, tile += kvc_attend_stride(lines.len)) {
-        const uint8_t *line = lines.data + j * lines.stride;
-        size_t i = 0;
-        for (; i + VLEN <= lines.len; i += VLEN)
-            v_store(tile + i, read_line(reader, line, i, VLEN));
-        if (i < lines.len)
-            v_store(tile + i, read_line(reader, line, i, 8));
-    }
-}
-
-/* The lines as floats in tile, their pads 0 or finite. */
-static inline struct lines unpack(const struct lines *lines, float *tile)
-{
-    switch (lines->reader) {
-    case READ_F16: unpack_lines(READ_F16, *lines, tile); break;
-    case READ_F16_FINITE: unpack_lines(READ_F16_FINITE, *lines, tile); break;
-    case READ_INT8: unpack_lines(READ_INT8, *lines, tile); break;
-    default: unpack_lines(READ_INT4, *lines, tile);
-    }
-    return (struct lines){.reader = READ_F32,
-                          .data = (const uint8_t *)tile,
-                          .stride = kvc_attend_stride(lines->len) * sizeof(float),
-                          .n = lines->n,
-                          .len = (lines->len + VLEN - 1) / VLEN * VLEN};
-}
-
-/* INT6 lines as INT8 ones, in dst: 64 bytes for each 64 elements begun. */
-static inline struct lines widen(const struct lines *lines, uint8_t *dst)
-{
-    struct lines wide = *lines;
-    wide.data = dst;
-    wide.stride = (size_t)(lines->len + 63) / 64 * 64;
-    for (uint32_t j = 0; j < lines->n; j++, dst += wide.stride) {
-        const uint8_t *line = lines->data + j * lines->stride;
-        for (uint32_t i = 0; i < lines->len; i += 64)
-            b_widen_page_six(line + i / 2, line + lines->len / 2 + i / 4, dst + i);
-    }
-    return wide;
-}
-
-/* The elements of lines, which have no padding in between, that share scales. */
-static inline struct lines group_lines(const struct lines *lines, uint32_t group, uint32_t n_groups)
-{
-    const uint32_t first = group * KVC_GROUP_CHANNELS;
-    struct lines part = *lines;
-    if (n_groups == 1)
-        return part;
-    part.data += lines->reader == READ_F32    ? first * sizeof(float)
-                 : lines->reader == READ_INT4 ? first / 2
-                                              : first;
-    part.len = group + 1 < n_groups ? KVC_GROUP_CHANNELS : lines->len - first;
-    return part;
-}
 
 /* The query rows that see something of a page, and what. */
 struct seen {
@@ -229,6 +34,12 @@ static inline struct seen seen_rows(const struct kvc_attend_page *page, uint32_t
     return seen;
 }
 
+static inline void fill(float *factors, float x)
+{
+    for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
+        v_store(factors + t, v_set1(x));
+}
+
 /* What the products of a group of channels with the codes of each token are multiplied by. */
 static inline void token_factors(uint8_t format, uint8_t scale, const uint8_t *params,
                                  uint32_t group, float factor, float *dst)
@@ -236,15 +47,15 @@ static inline void token_factors(uint8_t format, uint8_t scale, const uint8_t *p
     const vf by = v_set1(factor);
     float head = 1.0f;
     if (format != KVC_F16 && scale == KVC_SCALE_TOKEN) {
-        const uint16_t *scales = (const uint16_t *)(const void *)params + group * KVC_PAGE_ROWS;
+        const uint16_t *scales =
+            (const uint16_t *)(const void *)params + (size_t)group * KVC_PAGE_ROWS;
         for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
             v_store(dst + t, v_mul(by, v_load_half(scales + t, VLEN)));
         return;
     }
     if (format != KVC_F16 && scale != KVC_SCALE_CHANNEL)
         memcpy(&head, params, sizeof(head));
-    for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
-        v_store(dst + t, v_mul(by, v_set1(head)));
+    fill(dst, factor * head);
 }
 
 /* Room in tile->work: a tile of floats, query rows or a tile of bytes, then rows of 64 scores. */
@@ -304,25 +115,29 @@ static inline void fold_channels(const struct kvc_attend_page *page, const float
     }
 }
 
-/* Products of a tile of lines times the factors of their tokens, [seen->n][64]: the sum over groups
- * of channels. */
-static inline void tile_scores(const struct lines *lines, const float *const *q, uint32_t n,
-                               uint32_t n_groups, const float *factors, float *scores)
+static inline enum reader key_reader(const struct kvc_page_layout *layout, uint32_t n_groups)
 {
-    float part[KVC_TILE_ROWS * TILE_LINES];
-    for (uint32_t g = 0; g < n_groups; g++, factors += KVC_PAGE_ROWS) {
-        const struct lines some = group_lines(lines, g, n_groups);
-        const float *x[KVC_TILE_ROWS];
-        for (uint32_t i = 0; i < n; i++)
-            x[i] = q[i] + g * KVC_GROUP_CHANNELS;
-        multiply(&some, x, n, part, TILE_LINES);
-        for (uint32_t i = 0; i < n; i++)
-            for (uint32_t j = 0; j < TILE_LINES; j += VLEN) {
-                float *to = scores + (size_t)i * KVC_PAGE_ROWS + j;
-                const vf s = v_mul(v_load(part + (size_t)i * TILE_LINES + j), v_load(factors + j));
-                v_store(to, g == 0 ? s : v_add(v_load(to), s));
-            }
+    const enum reader reader = code_reader(layout->k_format, READ_F16);
+    if (n_groups == 1)
+        return reader;
+    return reader == READ_INT8 ? READ_INT8_SCALED : READ_INT4_SCALED;
+}
+
+/* What the numbers of key_reader() are multiplied by: for each token, or by their scales already.
+ */
+static inline void key_factors(const struct kvc_attend_tile *tile,
+                               const struct kvc_attend_page *page, uint32_t n_groups, float *scales,
+                               float *factors)
+{
+    const struct kvc_page_layout *layout = page->layout;
+    const uint8_t *params = page->data + layout->k_params;
+    if (n_groups == 1) {
+        token_factors(layout->k_format, layout->k_scale, params, 0, tile->scale, factors);
+        return;
     }
+    fill(factors, tile->scale);
+    for (uint32_t g = 0; g < n_groups; g++, scales += KVC_PAGE_ROWS)
+        token_factors(layout->k_format, layout->k_scale, params, g, 1.0f, scales);
 }
 
 /* Scores of the rows that see something, [seen->n][64]; those that are not seen mean nothing. */
@@ -333,34 +148,35 @@ static inline void page_scores(const struct kvc_attend_tile *tile,
     const struct kvc_page_layout *layout = page->layout;
     const uint32_t n_groups = kvc_scale_groups(layout->k_format, layout->k_scale, layout->d8_k);
     const float *q[KVC_TILE_ROWS];
-    float factors[KVC_MAX_GROUPS * KVC_PAGE_ROWS], add[KVC_TILE_ROWS] = {0};
+    float scales[KVC_MAX_GROUPS * KVC_PAGE_ROWS], factors[KVC_PAGE_ROWS];
+    float add[KVC_TILE_ROWS] = {0};
 
-    for (uint32_t g = 0; g < n_groups; g++)
-        token_factors(layout->k_format, layout->k_scale, page->data + layout->k_params, g,
-                      tile->scale, factors + (size_t)g * KVC_PAGE_ROWS);
+    key_factors(tile, page, n_groups, scales, factors);
     for (uint32_t i = 0; i < seen->n; i++)
         q[i] = tile->q + seen->row[i] * kvc_attend_stride(layout->d_k);
     if (has_channels(layout->k_format, layout->k_scale))
         fold_channels(page, q, seen->n, folded_rows(tile), add);
     for (uint32_t t = 0; t < page->n_rows; t += TILE_LINES) {
-        struct lines lines = {.reader = code_reader(layout->k_format, READ_F16),
+        struct lines lines = {.reader = key_reader(layout, n_groups),
                               .data = page->data + (size_t)t * layout->k_stride,
                               .stride = layout->k_stride,
                               .n = page->n_rows - t < TILE_LINES ? page->n_rows - t : TILE_LINES,
-                              .len = layout->d8_k};
+                              .len = layout->d8_k,
+                              .n_groups = n_groups,
+                              .scales = scales + t};
         if (!(seen->any >> t & 0xffff))
             continue;
         if (layout->k_format == KVC_INT6)
             lines = widen(&lines, (uint8_t *)folded_rows(tile));
         if (seen->n > BLOCK_ROWS)
             lines = unpack(&lines, tile->work);
-        tile_scores(&lines, q, seen->n, n_groups, factors + t, scores + t);
+        multiply(&lines, q, seen->n, scores + t, KVC_PAGE_ROWS);
     }
     for (uint32_t i = 0; i < seen->n; i++, scores += KVC_PAGE_ROWS) {
         const vf shift =
             v_set1(tile->scale * add[i] + (tile->shift ? tile->shift[seen->row[i]] : 0.0f));
         for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
-            v_store(scores + t, v_add(v_load(scores + t), shift));
+            v_store(scores + t, v_add(v_mul(v_load(scores + t), v_load(factors + t)), shift));
         for (uint64_t left = tile->softcap > 0.0f ? seen->mask[i] : 0; left; left &= left - 1) {
             const int t = __builtin_ctzll(left);
             scores[t] = tile->softcap * tanhf(scores[t] / tile->softcap);
@@ -510,12 +326,6 @@ static inline void add_lines(const struct kvc_attend_tile *tile, const struct kv
     }
 }
 
-static inline void fill_ones(float *factors)
-{
-    for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
-        v_store(factors + t, v_set1(1.0f));
-}
-
 static inline void scale_row(float *o, size_t n, float by)
 {
     for (size_t c = 0; c < n; c += VLEN)
@@ -539,7 +349,7 @@ static inline void attend_page(const struct kvc_attend_tile *tile, uint32_t p)
         token_factors(layout->v_format, layout->v_scale, page->data + layout->v_params, 0, 1.0f,
                       factors);
     else
-        fill_ones(factors);
+        fill(factors, 1.0f);
     for (uint32_t i = 0; i < seen.n; i++) {
         const uint32_t row = seen.row[i];
         const struct row_state next =

@@ -4,6 +4,8 @@
 /* The templates; each uses the words above. */
 #include "quant_tmpl.h"
 
+#include "lines_tmpl.h"
+
 #include "attend_tmpl.h"
 
 #include "page_tmpl.h"

@@ -1,7 +1,7 @@
 /*
  * page_tmpl.h - template of the SIMD kernels that seal and read pages.
- * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h, and those of quant_tmpl.h and
- * attend_tmpl.h.
+ * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h, and those of quant_tmpl.h,
+ * lines_tmpl.h and attend_tmpl.h.
  */
 #include "../page.h"
 

@@ -1,6 +1,6 @@
 /*
  * score_tmpl.h - template of the SIMD kernels on which decisions hang: the bits of ref/score.c.
- * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h, and those of attend_tmpl.h.
+ * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h, and those of lines_tmpl.h.
  *
  * The 16 sums of a row are one vector, or two that are added first; v_hadd_all() then adds the
  * lanes i and i + 4, 2 and 1, as specified. No word here is fused.
