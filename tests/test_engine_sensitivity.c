@@ -24,6 +24,7 @@ enum {
     EMBD = 16,
     FF = 12,
     VOCAB = 26, /* the letters */
+    BOS = 25,
     HEADS = 4,
     KV_HEADS = 2,
     DIM = 8,
@@ -73,7 +74,7 @@ static bool is_silent(size_t tensor, uint64_t row)
 
 static void put_shape(struct gguf_file *f)
 {
-    file_put_header(f, 3, TENSORS, 15);
+    file_put_header(f, 3, TENSORS, 17);
     file_put_string(f, "general.architecture", "llama");
     file_put_u32(f, "llama.block_count", LAYERS);
     file_put_u32(f, "llama.embedding_length", EMBD);
@@ -100,6 +101,8 @@ static void put_letters(struct gguf_file *f)
 
     file_put_string(f, "tokenizer.ggml.model", "llama");
     file_put_u32(f, "tokenizer.ggml.add_space_prefix", 0);
+    file_put_u32(f, "tokenizer.ggml.add_bos_token", 1);
+    file_put_u32(f, "tokenizer.ggml.bos_token_id", BOS);
     put_array(f, "tokenizer.ggml.tokens", 8);
     for (int i = 0; i < VOCAB; i++)
         file_put_text(f, (const char[]){(char)('a' + i), '\0'});
@@ -218,6 +221,19 @@ static double number(const char *object, const char *name)
     return strtod(field(object, name), NULL);
 }
 
+static void read_json(char *object, size_t room)
+{
+    struct failure failure;
+    unsigned char *data;
+    size_t size;
+
+    assert_true(file_read(json, &data, &size, &failure));
+    assert_true(size < room);
+    memcpy(object, data, size);
+    object[size] = '\0';
+    free(data);
+}
+
 /* The error of a code of so many bits against that of four, by the number of its steps. */
 static double share(int bits)
 {
@@ -294,10 +310,7 @@ static void bits_are_shared_out_within_the_budget(void **state)
 static void sums_and_predictions_follow_from_the_units(void **state)
 {
     double k = 0.0, v = 0.0, uniform = 0.0, shared = 0.0;
-    struct failure failure;
-    unsigned char *data;
     char object[4096];
-    size_t size;
 
     (void)state;
     for (int i = 0; i < UNITS; i++) {
@@ -306,11 +319,8 @@ static void sums_and_predictions_follow_from_the_units(void **state)
         uniform += u->kl * share(u->side == 'v' ? 4 : 6);
         shared += u->kl * share(u->bits);
     }
-    assert_true(file_read(json, &data, &size, &failure));
-    assert_true(size < sizeof(object));
-    memcpy(object, data, size);
-    object[size] = '\0';
-    free(data);
+    measure();
+    read_json(object, sizeof(object));
     assert_true(fabs(number(object, "\"k_sum\":") / k - 1.0) < 1e-6);
     assert_true(fabs(number(object, "\"v_sum\":") / v - 1.0) < 1e-6);
     assert_true(number(object, "\"bits\":") == 5.0);
@@ -321,15 +331,36 @@ static void sums_and_predictions_follow_from_the_units(void **state)
     assert_true(number(measured, "\"uniform\":") > 0.0 && number(measured, "\"shared\":") > 0.0);
 }
 
+/* The same chunks, each with the token that texts of the model begin with. */
+static void bits_for_all_alike_cost_what_compare_says(void **state)
+{
+    char *argv[] = {"--model", model,  "--file",   text,        "--context", "128",
+                    "--skip",  "1",    "--chunks", "2",         "--recent",  "0",
+                    "--kv",    "k6v4", "--json",   "--threads", "1"};
+    char object[4096];
+
+    (void)state;
+    measure();
+    read_json(object, sizeof(object));
+    const double measured = number(field(object, "\"measured\":"), "\"uniform\":");
+    assert_int_equal(run(compare_command, 17, argv), EXIT_DONE);
+    read_json(object, sizeof(object));
+    const double compared = number(field(object, "\"kv\":\"k6v4\""), "\"kl\":");
+    print_message("measured %.6e, compared %.6e\n", measured, compared);
+    assert_true(compared > 0.0 && fabs(measured / compared - 1.0) < 1e-6);
+}
+
 static void refuses_what_it_cannot_measure(void **state)
 {
     char *none[] = {NULL};
+    char *two_chunks[] = {"--model", model, "--file", text, "--tokens", "256", "--context", "128"};
     char *short_text[] = {"--model", model, "--file", text, "--tokens", "512"};
     char *uncalibrated[] = {"--model",   model, "--file",        text,   "--tokens", "128",
                             "--context", "128", "--calibration", "none", "--chunks", "1"};
 
     (void)state;
     assert_int_equal(run(sensitivity_command, 0, none), EXIT_USAGE);
+    assert_int_equal(run(sensitivity_command, 8, two_chunks), EXIT_USAGE);
     assert_int_equal(run(sensitivity_command, 6, short_text), EXIT_FAILED);
     /* nothing would be coded, and every head would seem to cost nothing */
     assert_int_equal(run(sensitivity_command, 12, uncalibrated), EXIT_FAILED);
@@ -341,6 +372,7 @@ int main(void)
         cmocka_unit_test(heads_without_keys_or_values_cost_nothing),
         cmocka_unit_test(bits_are_shared_out_within_the_budget),
         cmocka_unit_test(sums_and_predictions_follow_from_the_units),
+        cmocka_unit_test(bits_for_all_alike_cost_what_compare_says),
         cmocka_unit_test(refuses_what_it_cannot_measure),
     };
 

@@ -156,7 +156,8 @@ static void share_bits(struct study *s)
     }
 }
 
-/* All alike against shared out, on text that was not measured. */
+/* All alike against shared out, on the chunks after the one that was measured: chunks of compare,
+ * which begin as the model wants it. */
 static bool compare_ways(struct study *s)
 {
     struct trial t = trial_of(s, (size_t)s->o->context);
@@ -168,7 +169,7 @@ static bool compare_ways(struct study *s)
         ok = set_bits(s, t.rows[1].cache, &s->units[i], 6, 4) &&
              set_bits(s, t.rows[2].cache, &s->units[i], s->units[i].bits, s->units[i + 1].bits);
     for (int64_t chunk = 0; chunk < s->o->chunks && ok; chunk++) {
-        const size_t at = (size_t)(s->o->tokens + chunk * s->o->context);
+        const size_t at = (size_t)((1 + chunk) * s->o->context);
         fprintf(stderr, "comparing on chunk %d of %d\n", (int)chunk + 1, (int)s->o->chunks);
         ok = trial_start(&t, &s->failure) &&
              trial_read(&t, s->text.ids + at, 0, t.n_context, &s->failure);
@@ -193,8 +194,8 @@ static bool open_study(struct study *s)
     if (!session_open(&params, &s->session, &s->failure) ||
         !calibration_open(o->calibration, o->model, s->session.ctx, shape, &s->calibration,
                           &s->failure) ||
-        !session_read_text(&s->session, o->file, (size_t)(o->tokens + o->chunks * o->context),
-                           (size_t)(o->tokens + o->chunks * o->context), &s->text, &s->failure))
+        !session_read_text(&s->session, o->file, (size_t)((1 + o->chunks) * o->context),
+                           (size_t)o->context, &s->text, &s->failure))
         return false;
     if (!s->calibration.mean && (o->tokens < LEAST_UNCALIBRATED || o->context < LEAST_UNCALIBRATED))
         return fail_with(&s->failure,
@@ -314,8 +315,8 @@ int sensitivity_command(int argc, char **argv)
         {"file", ARG_TEXT, &o.file, "TXT", "text to predict (required)", 0, 0},
         {"calibration", ARG_TEXT, &o.calibration, "F|none",
          "of calibrate (the model's own, if there is one)", 0, 0},
-        {"tokens", ARG_INTEGER, &o.tokens, "N", "tokens that the heads are measured on (512)", 128,
-         1 << 20},
+        {"tokens", ARG_INTEGER, &o.tokens, "N",
+         "tokens of the first chunk that the heads are measured on (512)", 128, 1 << 20},
         {"context", ARG_INTEGER, &o.context, "N", "tokens of a chunk of the comparison (2048)", 128,
          1 << 20},
         {"chunks", ARG_INTEGER, &o.chunks, "N", "chunks of the comparison, which follow (2)", 1,
@@ -341,6 +342,8 @@ int sensitivity_command(int argc, char **argv)
     }
     if (ok && (!o.model || !o.file))
         ok = fail_with(&failure, "--model and --file are required");
+    if (ok && o.tokens > o.context)
+        ok = fail_with(&failure, "--tokens are of one chunk: at most --context");
     if (!ok) {
         fprintf(stderr, "kvc-engine sensitivity: %s\nTry 'kvc-engine sensitivity --help'.\n",
                 failure.text);
