@@ -113,7 +113,8 @@ typedef struct kvc_cache_params {
     uint32_t transform;   /**< kvc_transform_flag bits; default 0 */
     int32_t online_pages; /**< 1..64: where k_mean and k_scale are NULL, both are measured once: on
                              the first so many full pages of the first sequence that has them. Until
-                             then nothing is sealed, see kvc_cache_read_transform(); default 0 */
+                             then nothing is sealed, see kvc_cache_read_transform(). A call that has
+                             its pages and answers KVC_E_FULL has measured; default 0 */
     const float *k_mean;  /**< [n_layers][n_kv_heads][head_dim_k], finite, copied; NULL (default):
                              zeros; see kvc_observation_calibrate() */
     const float *k_scale; /**< the same, > 0, finite as its inverse; NULL (default): ones */

@@ -138,6 +138,8 @@ void model_rotate(double *x, size_t d);
 bool model_freezes(const struct cache_model *m, const struct model_seq *s);
 /* After that, or a compression: takes over what the cache measured. */
 void model_freeze(struct cache_model *m, const struct model_seq *s, bool compress);
+/* The same, if it has measured. */
+void model_take_over(struct cache_model *m);
 
 /* Comparisons; each fails the running test. */
 void check_counts(const struct cache_model *m, const struct model_seq *s);

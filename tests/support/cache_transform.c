@@ -192,23 +192,29 @@ bool model_freezes(const struct cache_model *m, const struct model_seq *s)
 }
 
 /* What is measured has tests of its own; here it is only asked for. */
+void model_take_over(struct cache_model *m)
+{
+    if (m->ready)
+        return;
+    read_vectors(m, m->mean, m->scale, &m->ready);
+    for (int i = 0; i < MODEL_MAX_SEQS && m->ready; i++)
+        if (m->seqs[i].handle != 0)
+            rewrite(m, &m->seqs[i]);
+}
+
 void model_freeze(struct cache_model *m, const struct model_seq *s, bool compress)
 {
     const bool must = model_freezes(m, s) || (compress && s->n_tokens > m->params.sink_tokens);
-    bool ready = false, whole = s->hold == MODEL_NO_HOLD;
+    bool whole = s->hold == MODEL_NO_HOLD;
 
     if (m->ready)
         return;
-    read_vectors(m, m->mean, m->scale, &ready);
+    model_take_over(m);
     for (int64_t i = 0; i < s->n_tokens; i++)
         whole = whole && !s->removed[i];
-    if (ready != must && (whole || ready))
+    if (m->ready != must && (whole || m->ready))
         fail_msg("after %lld tokens of a sequence the transforms %s", (long long)s->n_tokens,
-                 ready ? "are ready too early" : "still wait");
-    m->ready = ready;
-    for (int i = 0; i < MODEL_MAX_SEQS && ready; i++)
-        if (m->seqs[i].handle != 0)
-            rewrite(m, &m->seqs[i]);
+                 m->ready ? "are ready too early" : "still wait");
 }
 
 void check_transform(const struct cache_model *m)
