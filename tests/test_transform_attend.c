@@ -374,6 +374,34 @@ static void strict_refuses_what_came(void **state)
     }
 }
 
+static void six_bits_are_for_keys_by_token(void **state)
+{
+    static const kvc_precision bad[] = {
+        {KVC_INT8, KVC_INT6, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
+        {KVC_INT6, KVC_INT6, KVC_SCALE_TOKEN, KVC_SCALE_TOKEN},
+        {KVC_INT6, KVC_INT4, KVC_SCALE_HEAD, KVC_SCALE_TOKEN},
+        {KVC_INT6, KVC_INT4, KVC_SCALE_CHANNEL, KVC_SCALE_TOKEN},
+    };
+    const struct tables *tables = *state;
+    uint64_t rng = 9;
+
+    scene_make(&scene, D, D, 8, &rng);
+    kvc_cache_params p = params_of(BOTH, false);
+    kvc_cache *cache = scene_open(tables->ctx[0], p);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        kvc_cache *refused = cache;
+        size_t bytes;
+
+        assert_int_equal(kvc_cache_set_precision(cache, 0, 0, &bad[i]), KVC_E_UNSUPPORTED);
+        p.precision = bad[i];
+        assert_int_equal(kvc_cache_min_budget(&p, &bytes), KVC_E_UNSUPPORTED);
+        p.budget_bytes = 1 << 26;
+        assert_int_equal(kvc_cache_create(tables->ctx[0], &p, &refused), KVC_E_UNSUPPORTED);
+        assert_null(refused);
+    }
+    kvc_cache_destroy(cache);
+}
+
 /* Runs of up to 512 channels, against float64 on what is stored. */
 static void all_head_sizes_are_attended(void **state)
 {
@@ -479,6 +507,7 @@ int main(void)
         cmocka_unit_test(dull_channels_are_measured_too),
         cmocka_unit_test(extreme_vectors_make_no_nan),
         cmocka_unit_test(strict_refuses_what_came),
+        cmocka_unit_test(six_bits_are_for_keys_by_token),
         cmocka_unit_test(all_head_sizes_are_attended),
         cmocka_unit_test(presets_keep_their_order),
     };
