@@ -49,7 +49,8 @@ fuzz()
 
 step "packages"
 need_packages gcc g++ clang libclang-rt-dev libc6-dev binutils cmake ninja-build pkg-config \
-    libcmocka-dev libopenblas-dev libpcre2-dev libpng-dev libjansson-dev libyaml-dev doxygen python3 qemu-user clang-format clang-tidy
+    libcmocka-dev libopenblas-dev libpcre2-dev libpng-dev libjansson-dev libyaml-dev doxygen python3 \
+    qemu-user clang-format clang-tidy
 step "models and texts"
 examples/fetch_models.sh gemma
 
