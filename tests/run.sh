@@ -50,8 +50,8 @@ fuzz()
 step "packages"
 need_packages gcc g++ clang libclang-rt-dev libc6-dev binutils cmake ninja-build pkg-config \
     libcmocka-dev libopenblas-dev libpcre2-dev libpng-dev libjansson-dev libyaml-dev doxygen python3 qemu-user clang-format clang-tidy
-step "model and text"
-examples/fetch_models.sh
+step "models and texts"
+examples/fetch_models.sh gemma
 
 for preset in dev dev-clang asan tsan release; do
     check "$preset"

@@ -28,6 +28,8 @@ enum {
     DIM = 16,
     KV = KV_HEADS * DIM,
     VECTORS = LAYERS * KV,
+    GROUP = HEADS / KV_HEADS, /* query heads of a KV head */
+    Q = HEADS * DIM,
     SEEN = 5,    /* rows of an observation */
     TEXT = 600,  /* tokens for the article, more than its window */
     WINDOW = 512 /* of the article */
@@ -281,7 +283,7 @@ static void a_calibration_lies_beside_its_model(void **state)
     assert_false(calibration_path("mm.gguf", exact, sizeof(exact), &failure));
 }
 
-static float keys[LAYERS][SEEN][KV], queries[LAYERS][SEEN][HEADS * DIM];
+static float keys[LAYERS][SEEN][KV], queries[LAYERS][SEEN][Q];
 
 /* Channels of very different size, and a mean that is not zero. */
 static void draw_rows(void)
@@ -292,7 +294,7 @@ static void draw_rows(void)
         for (size_t t = 0; t < SEEN; t++) {
             for (size_t i = 0; i < KV; i++)
                 keys[l][t][i] = (float)(1 + i % 7) * (0.5f + rng_unit(&rng));
-            for (size_t i = 0; i < HEADS * DIM; i++)
+            for (size_t i = 0; i < Q; i++)
                 queries[l][t][i] = (float)(1 + i % 5) * rng_unit(&rng);
         }
 }
@@ -328,9 +330,9 @@ static void check_balance(size_t l, size_t head, const double *centre, const flo
         for (size_t t = 0; t < SEEN; t++) {
             const double k = (double)keys[l][t][head * DIM + c] - centre[c];
             k2 += k * k / SEEN;
-            for (size_t g = 0; g < HEADS / KV_HEADS; g++) {
-                const double q = (double)queries[l][t][(head * (HEADS / KV_HEADS) + g) * DIM + c];
-                q2 += q * q / (SEEN * (HEADS / KV_HEADS));
+            for (size_t g = 0; g < GROUP; g++) {
+                const double q = (double)queries[l][t][(head * GROUP + g) * DIM + c];
+                q2 += q * q / ((double)SEEN * GROUP);
             }
         }
         s[c] = pow(k2 / q2, 0.25);
@@ -414,7 +416,7 @@ static void refuses_a_calibration_of_another_model(void **state)
 
 /* ---- K and V through codes ---- */
 
-enum { CODED = 130, STRIDE = 3 * KV + 5 }; /* more than two pages, in wider rows */
+enum { CODED = 130, STRIDE = 3 * KV + 5, OTHERS = 2 * KV }; /* more than two pages, in wider rows */
 
 static float wide[CODED][STRIDE], before[CODED][STRIDE];
 
@@ -468,15 +470,15 @@ static void codes_have_a_scale_a_token_and_head(void **state)
         bool changed = false;
         draw_wide();
         const kvc_view k = wide_view(0, KV_HEADS), v = wide_view(KV, KV_HEADS);
-        const kvc_view q = wide_view(2 * KV, KV_HEADS);
+        const kvc_view q = wide_view(OTHERS, KV_HEADS);
         assert_true(recoder_create(ctx, &shape, &recipe, NULL, &recoder, &failure));
         const struct forward_hook hook = recoder_hook(recoder);
         assert_true(hook.touch(hook.user, 1, &q, &k, &v, &failure));
         for (size_t t = 0; t < CODED; t++) {
-            for (size_t h = 0; h < 2 * KV_HEADS; h++)
+            for (size_t h = 0; h < OTHERS / DIM; h++)
                 check_coded(t, h * DIM, steps[i], &changed);
-            assert_memory_equal(&wide[t][2 * KV], &before[t][2 * KV],
-                                (STRIDE - 2 * KV) *
+            assert_memory_equal(&wide[t][OTHERS], &before[t][OTHERS],
+                                (STRIDE - OTHERS) *
                                     sizeof(float)); /* queries, and what is no row */
         }
         assert_true(changed);
@@ -506,7 +508,7 @@ static void codes_are_those_of_a_calibrated_cache(void **state)
     const struct forward_hook hook = recoder_hook(recoder);
     assert_true(hook.touch(hook.user, 1, &k, &k, &v, &failure));
     for (size_t t = 0; t < CODED; t++)
-        for (size_t i = 0; i < 2 * KV; i++)
+        for (size_t i = 0; i < OTHERS; i++)
             if (i < KV)
                 assert_true(fabsf(wide[t][i] - before[t][i]) <= 1e-5f);
             else
@@ -517,7 +519,7 @@ static void codes_are_those_of_a_calibrated_cache(void **state)
 
 /* ---- article 002 ---- */
 
-static float text_k[TEXT][KV], text_v[TEXT][KV], text_q[TEXT][HEADS * DIM];
+static float text_k[TEXT][KV], text_v[TEXT][KV], text_q[TEXT][Q];
 
 /* The second head is a quarter of the first; tokens before the last window are four times louder.
  * The first token of each part has its largest element, @p q steps of a power of two, so that
@@ -535,7 +537,7 @@ static void draw_text(double q)
             text_k[t][i] = size * (is_first ? 1.0f : rng_unit(&rng));
             text_v[t][i] = size * (is_first ? -1.0f : rng_unit(&rng));
         }
-        for (size_t i = 0; i < HEADS * DIM; i++)
+        for (size_t i = 0; i < Q; i++)
             text_q[t][i] = rng_unit(&rng);
     }
 }
@@ -561,7 +563,7 @@ static double coded(float x, double step, double q)
 /* The last token's attention of one query head, by its definition; the logits are not divided. */
 static void attend_as_article(size_t q_head, enum recipe_article article, double q, double *out)
 {
-    const size_t at = q_head / (HEADS / KV_HEADS) * DIM;
+    const size_t at = q_head / GROUP * DIM;
     const double k_step = step_of(text_k, at / DIM, article, q);
     const double v_step = step_of(text_v, at / DIM, article, q);
     double sum = 0.0;
@@ -584,7 +586,7 @@ static void attend_as_article(size_t q_head, enum recipe_article article, double
 static void run_article(const char *name, float *out)
 {
     const struct recipe recipe = parse(name);
-    static float ignored[TEXT][HEADS * DIM];
+    static float ignored[TEXT][Q];
     kvc_attend_options options;
     struct article *article;
     struct failure failure;
@@ -628,7 +630,7 @@ static void attention_is_the_articles_and_no_other(void **state)
 {
     static const char *const names[] = {"int8:global", "int8:perhead", "int8:window",
                                         "int4:global", "int4:perhead", "int4:window"};
-    float out[HEADS * DIM];
+    float out[Q];
 
     (void)state;
     for (int i = 0; i < 6; i++) {

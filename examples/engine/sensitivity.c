@@ -13,6 +13,9 @@
 /* Mean bits of K and V of a head under which both ways are compared. */
 enum { BUDGET_BITS = 6 + 4, N_SHOWN = 10 };
 
+/* Without a calibration the cache codes nothing before it has measured its first pages. */
+enum { LEAST_UNCALIBRATED = 512 };
+
 struct sensitivity_options {
     const char *model, *file, *calibration, *csv, *kernels;
     int64_t tokens, context, chunks, threads;
@@ -45,14 +48,14 @@ static kvc_format format_of(int32_t bits)
     return bits == 4 ? KVC_INT4 : bits == 6 ? KVC_INT6 : KVC_INT8;
 }
 
-/* A row with the transforms of int4, all of it F16 until it is told otherwise. */
-static void start_row(struct trial *t)
+/* A row with the transforms of a recipe, all of it F16 until it is told otherwise. */
+static void start_row(struct trial *t, const char *recipe)
 {
     struct trial_row *row = &t->rows[t->n_rows++];
     struct failure ignored;
 
     *row = (struct trial_row){0};
-    recipe_parse(t->n_rows == 1 ? "f16" : "int4", &row->setting.recipe, &ignored);
+    recipe_parse(recipe, &row->setting.recipe, &ignored);
     row->setting.recipe.precision = whole;
 }
 
@@ -85,8 +88,8 @@ static bool measure_batch(struct study *s, size_t first, size_t last)
 {
     struct trial t = trial_of(s, (size_t)s->o->tokens);
 
-    for (size_t i = first; i <= last; i++) /* and the base */
-        start_row(&t);
+    for (size_t i = first; i <= last; i++) /* and the base, which rounds transformed rows too */
+        start_row(&t, "int4");
     bool ok = trial_open(&t, &s->failure);
     for (size_t i = first; i < last && ok; i++)
         ok = set_bits(s, t.rows[1 + i - first].cache, &s->units[i], s->units[i].is_v ? 16 : 4,
@@ -153,19 +156,20 @@ static void share_bits(struct study *s)
     }
 }
 
-/* All alike against shared out, on text that was not measured. */
+/* All alike against shared out, on the chunks after the one that was measured: chunks of compare,
+ * which begin as the model wants it. */
 static bool compare_ways(struct study *s)
 {
     struct trial t = trial_of(s, (size_t)s->o->context);
 
     for (int i = 0; i < 3; i++)
-        start_row(&t);
+        start_row(&t, i == 0 ? "f16" : "int4");
     bool ok = trial_open(&t, &s->failure);
     for (size_t i = 0; i < s->n_units && ok; i += 2)
         ok = set_bits(s, t.rows[1].cache, &s->units[i], 6, 4) &&
              set_bits(s, t.rows[2].cache, &s->units[i], s->units[i].bits, s->units[i + 1].bits);
     for (int64_t chunk = 0; chunk < s->o->chunks && ok; chunk++) {
-        const size_t at = (size_t)(s->o->tokens + chunk * s->o->context);
+        const size_t at = (size_t)((1 + chunk) * s->o->context);
         fprintf(stderr, "comparing on chunk %d of %d\n", (int)chunk + 1, (int)s->o->chunks);
         ok = trial_start(&t, &s->failure) &&
              trial_read(&t, s->text.ids + at, 0, t.n_context, &s->failure);
@@ -190,9 +194,13 @@ static bool open_study(struct study *s)
     if (!session_open(&params, &s->session, &s->failure) ||
         !calibration_open(o->calibration, o->model, s->session.ctx, shape, &s->calibration,
                           &s->failure) ||
-        !session_read_text(&s->session, o->file, (size_t)(o->tokens + o->chunks * o->context),
-                           (size_t)(o->tokens + o->chunks * o->context), &s->text, &s->failure))
+        !session_read_text(&s->session, o->file, (size_t)((1 + o->chunks) * o->context),
+                           (size_t)o->context, &s->text, &s->failure))
         return false;
+    if (!s->calibration.mean && (o->tokens < LEAST_UNCALIBRATED || o->context < LEAST_UNCALIBRATED))
+        return fail_with(&s->failure,
+                         "without a calibration, --tokens and --context must be at least %d",
+                         LEAST_UNCALIBRATED);
     s->n_units = 2 * shape->n_layers * shape->n_kv_heads;
     s->units = calloc(s->n_units, sizeof(*s->units));
     if (!s->units)
@@ -307,8 +315,8 @@ int sensitivity_command(int argc, char **argv)
         {"file", ARG_TEXT, &o.file, "TXT", "text to predict (required)", 0, 0},
         {"calibration", ARG_TEXT, &o.calibration, "F|none",
          "of calibrate (the model's own, if there is one)", 0, 0},
-        {"tokens", ARG_INTEGER, &o.tokens, "N", "tokens that the heads are measured on (512)", 128,
-         1 << 20},
+        {"tokens", ARG_INTEGER, &o.tokens, "N",
+         "tokens of the first chunk that the heads are measured on (512)", 128, 1 << 20},
         {"context", ARG_INTEGER, &o.context, "N", "tokens of a chunk of the comparison (2048)", 128,
          1 << 20},
         {"chunks", ARG_INTEGER, &o.chunks, "N", "chunks of the comparison, which follow (2)", 1,
@@ -334,6 +342,8 @@ int sensitivity_command(int argc, char **argv)
     }
     if (ok && (!o.model || !o.file))
         ok = fail_with(&failure, "--model and --file are required");
+    if (ok && o.tokens > o.context)
+        ok = fail_with(&failure, "--tokens are of one chunk: at most --context");
     if (!ok) {
         fprintf(stderr, "kvc-engine sensitivity: %s\nTry 'kvc-engine sensitivity --help'.\n",
                 failure.text);
