@@ -197,19 +197,24 @@ static inline void multiply(const struct lines *lines, const float *const *x, ui
     }
 }
 
+V_INLINE void unpack_part(enum reader reader, const uint8_t *line, vf by, size_t i, size_t end,
+                          float *tile)
+{
+    for (; i + VLEN <= end; i += VLEN)
+        v_store(tile + i, read_scaled(reader, line, by, i, VLEN));
+    if (i < end)
+        v_store(tile + i, read_scaled(reader, line, by, i, 8));
+}
+
 V_INLINE void unpack_lines(enum reader reader, struct lines lines, float *tile)
 {
     for (uint32_t j = 0; j < lines.n; j++, tile += kvc_attend_stride(lines.len)) {
         const uint8_t *line = lines.data + j * lines.stride;
-        uint32_t i = 0;
-        for (uint32_t g = 0; g < groups_of(reader, &lines); g++) {
-            const uint32_t end = group_end(reader, &lines, g);
-            const vf by = group_scale(reader, &lines, g, j);
-            for (; i + VLEN <= end; i += VLEN)
-                v_store(tile + i, read_scaled(reader, line, by, i, VLEN));
-            if (i < end)
-                v_store(tile + i, read_scaled(reader, line, by, i, 8));
-        }
+        if (!is_scaled(reader))
+            unpack_part(reader, line, v_zero(), 0, lines.len, tile);
+        for (uint32_t g = 0; is_scaled(reader) && g < lines.n_groups; g++)
+            unpack_part(reader, line, group_scale(reader, &lines, g, j),
+                        (size_t)g * KVC_GROUP_CHANNELS, group_end(reader, &lines, g), tile);
     }
 }
 
