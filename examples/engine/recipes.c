@@ -8,18 +8,17 @@
 enum { ONLINE_PAGES = 4 };
 
 const char recipe_help[] =
-    "A recipe is f16, int8, k6v4, int4, int4-raw (the presets of the library), k8v4 or k4v8, then "
-    "any "
-    "of\n"
+    "A recipe is f16, int8, k6v4, int4, int4-raw (the presets of the library), k8v4 or k4v8,\n"
+    "then any of\n"
     "  :plain                    no transforms\n"
     "  :-mean :-scale :-hk :-hv  without the mean, the scale, the rotation of K, that of V\n"
     "  :online                   mean and scale from the first pages, not from the calibration\n"
     "  :head :channel            what shares a scale, without transforms\n"
     "  :rN :sN                   N recent tokens and N sinks are exact\n"
-    "  :imm                      everything is coded before any use, the newest tokens too\n"
-    "  :global :perhead :window  one scale a layer, a head, a head's newest 512 tokens; everything "
-    "is coded\n"
-    "                            again for each call\n";
+    "  :imm                      everything is coded before any use, sinks and newest tokens too\n"
+    "  :global :perhead :window  one scale a layer, a head, a head's newest 512 tokens;\n"
+    "                            everything is coded again for each call\n"
+    "The last two lines are computed in an F16 cache: bytes a token and speed are those of it.\n";
 
 /* What the library has no preset for. */
 static bool other_widths(const char *name, kvc_precision *out)
