@@ -43,10 +43,10 @@ expect 2 "$engine" compare --model "$model" --file "$dir/text.txt" --kv int4:-no
 
 expect 0 "$engine" compare --model "$model" --file "$dir/text.txt" --context 256 --chunks 1 \
     --recent 0 --calibration "$dir/m.kvcal" --bucket 64 --csv "$dir/rows.csv" \
-    --kv int8,int4,int4:plain,int4:imm,int4:perhead,int4:online --json
+    --kv int8,int4,int4:plain,int4:imm,int4:perhead,int4:online,int4:imm:s0 --json
 json "[r['kv'] for r in d['rows']] == ['f16', 'int8', 'int4', 'int4:plain', 'int4:imm', \
-'int4:perhead', 'int4:online']"
-json "[r['vectors'] for r in d['rows']] == ['none', 'file', 'file', 'none', 'file', 'none', 'online']"
+'int4:perhead', 'int4:online', 'int4:imm:s0']"
+json "[r['vectors'] for r in d['rows']] == ['none', 'file', 'file', 'none', 'file', 'none', 'online', 'file']"
 json "d['context'] == 256 and d['tokens'] == 256 and d['model'].endswith('.gguf')"
 json "d['calibration'] == 'm.kvcal' and d['text'] == 'text.txt'"
 json "all(set(r) == {'kv', 'policy', 'vectors', 'ppl', 'ppl_change_pct', 'kl', 'top1', \
@@ -54,18 +54,19 @@ json "all(set(r) == {'kv', 'policy', 'vectors', 'ppl', 'ppl_change_pct', 'kl', '
 json "all(math.isfinite(v) for r in d['rows'] for v in r.values() if isinstance(v, (int, float)))"
 json "d['rows'][0]['kl'] == 0 and 0 < d['rows'][1]['kl'] < d['rows'][2]['kl'] < d['rows'][4]['kl'] < \
 d['rows'][5]['kl']"
+json "d['rows'][7]['kl'] > 1.2 * d['rows'][4]['kl']" # the sinks are coded too
 json "[r['bits_per_element'] for r in d['rows'][:3]] == [16, 8.25, 4.25]"
 json "d['rows'][0]['bytes_per_token'] > d['rows'][1]['bytes_per_token'] > \
 d['rows'][2]['bytes_per_token']"
 json "[b['to'] for b in d['rows'][2]['buckets']] == [192, 256]"
 json "abs(sum(b['kl'] * b['n'] for b in d['rows'][2]['buckets']) / \
 sum(b['n'] for b in d['rows'][2]['buckets']) - d['rows'][2]['kl']) < 1e-9"
-# In the CSV, two buckets and their sum for each of seven rows: the numbers of the JSON.
+# In the CSV, two buckets and their sum for each of eight rows: the numbers of the JSON.
 python3 - "$dir/out" "$dir/rows.csv" <<'EOF'
 import csv, json, sys
 d = json.load(open(sys.argv[1], encoding='utf-8'))
 lines = list(csv.DictReader(open(sys.argv[2], encoding='utf-8')))
-assert len(lines) == 21
+assert len(lines) == 24
 for i, r in enumerate(d['rows']):
     *buckets, total = lines[3 * i:3 * i + 3]
     assert all(l['kv'] == r['kv'] and l['vectors'] == r['vectors'] for l in lines[3 * i:3 * i + 3])

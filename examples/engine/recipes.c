@@ -15,7 +15,7 @@ const char recipe_help[] =
     "  :online                   mean and scale from the first pages, not from the calibration\n"
     "  :head :channel            what shares a scale, without transforms\n"
     "  :rN :sN                   N recent tokens and N sinks are exact\n"
-    "  :imm                      everything is coded before any use, sinks and newest tokens too\n"
+    "  :imm                      all but the sinks is coded before any use, the newest tokens too\n"
     "  :global :perhead :window  one scale a layer, a head, a head's newest 512 tokens;\n"
     "                            everything is coded again for each call\n"
     "The last two lines are computed in an F16 cache: bytes a token and speed are those of it.\n";

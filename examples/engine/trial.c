@@ -71,12 +71,14 @@ bool trial_start(struct trial *t, struct failure *failure)
     return true;
 }
 
-static struct forward_item item_of(const struct trial_row *row, const int32_t *tokens, size_t n,
-                                   size_t n_skip)
+/* The tokens from position @p at on; those before the end of the sinks stay exact. */
+static struct forward_item item_of(const struct trial *t, const struct trial_row *row,
+                                   const int32_t *tokens, size_t at, size_t n, size_t n_skip)
 {
+    const int32_t sinks = row->setting.recipe.sinks;
     struct forward_hook hook = {0};
 
-    if (row->recoder)
+    if (row->recoder && at + n > (size_t)(sinks >= 0 ? sinks : t->sink_tokens))
         hook = recoder_hook(row->recoder);
     if (row->article)
         hook = article_hook(row->article);
@@ -124,7 +126,7 @@ static bool read_call(struct trial *t, const int32_t *chunk, size_t at, size_t n
     struct call call = {.t = t, .n_wanted = n - skip, .targets = chunk + at + skip + 1};
 
     for (size_t r = 0; r < t->n_rows; r++)
-        items[r] = item_of(&t->rows[r], chunk + at, n, skip);
+        items[r] = item_of(t, &t->rows[r], chunk + at, at, n, skip);
     if (!forward_run(t->session->forward, items, t->n_rows, t->logits, failure))
         return false;
     const size_t n_scored = call.n_wanted - is_last;
@@ -197,7 +199,7 @@ bool trial_measure_decode(struct trial *t, size_t r, double *tokens_a_second,
         return fail_with(failure, "out of memory");
     for (size_t i = 0; i < t->n_decode; i++) {
         const double start = seconds_now();
-        const struct forward_item item = item_of(row, &row->next, 1, 0);
+        const struct forward_item item = item_of(t, row, &row->next, t->n_context + i, 1, 0);
         if (!forward_run(t->session->forward, &item, 1, t->logits, failure)) {
             free(seconds);
             return false;
