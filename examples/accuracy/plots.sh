@@ -22,14 +22,16 @@ pick()
         }' "$csv"
 }
 
-# pick_peers MODEL TEXT: the same of other programs, on the same text.
+# pick_peers MODEL PLAIN: the same of llama.cpp on the same text, where it rotates (0) or not (1).
 pick_peers()
 {
     [ -f "$peers" ] || return 0
-    awk -F, -v model="$1" -v text="$2" '
+    awk -F, -v model="$1" -v plain="$2" '
         NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
-        index($at["model"], model) == 1 && $at["text"] == text && $at["bucket"] == "all" && $at["kl"] > 0 {
-            printf "%s %s \"%s\"\n", $at["bits"], $at["kl"], $at["name"]
+        index($at["model"], model) == 1 && $at["text"] == "text.txt" && $at["bucket"] == "all" &&
+            $at["kl"] > 0 && ($at["name"] ~ / plain$/) == plain {
+            split($at["name"], words, " ")
+            printf "%s %s \"%s\"\n", $at["bits"], $at["kl"], words[2]
         }' "$peers"
 }
 
@@ -37,42 +39,53 @@ for name in smollm2 gemma; do
     model=SmolLM2
     [ $name = smollm2 ] || model=gemma
     pick $name-text >"$data/$name.ours"
-    pick $name-steps-text | grep -E 'plain|imm|head' >"$data/$name.other" || true
-    pick_peers $model text.txt >"$data/$name.peers"
+    pick $name-steps-text | grep -E '(plain|imm)"' >"$data/$name.other" || true
+    pick_peers $model 0 >"$data/$name.peers"
+    pick_peers $model 1 >"$data/$name.plain"
     pick $name-long buckets >"$data/$name.long"
 done
 
 cat >"$data/plot" <<EOF
-set terminal pngcairo size 1200,560 font 'sans,10'
+set terminal pngcairo noenhanced size 1200,600 font 'sans,10'
 set logscale y
-set format y '10^{%T}'
+set format y '%g'
 set grid
 set output '$out/bits.new'
 set multiplot layout 1,2
-set key bottom left
+set key bottom left Left reverse
 set xlabel 'bits an element, parameters counted'
 set ylabel 'mean KL to an F16 cache, nats'
 set xrange [3.5:9.5]
 set yrange [1e-6:2]
+# Labels stand beside their points, on the side where nothing else is.
+is_left(name) = name eq 'int4' || strstrt(name, ':r') || strstrt(name, ':plain')
 do for [name in "smollm2 gemma"] {
     set title name
-    plot '$data/'.name.'.ours' using 1:2 with points pt 7 ps 1.4 lc rgb '#1b6ca8' title 'libkvc, presets', \\
-        '' using 1:2:3 with labels noenhanced offset 0,-0.9 font ',8' tc rgb '#1b6ca8' notitle, \\
-        '$data/'.name.'.other' using 1:2 with points pt 6 ps 1.2 lc rgb '#7a7a7a' title 'libkvc, other recipes', \\
-        '' using 1:2:3 with labels noenhanced offset 0,0.8 font ',8' tc rgb '#7a7a7a' notitle, \\
-        '$data/'.name.'.peers' using 1:2 with points pt 9 ps 1.4 lc rgb '#c1440e' title 'others', \\
-        '' using 1:2:3 with labels noenhanced offset 0,0.8 font ',8' tc rgb '#c1440e' notitle
+    plot '$data/'.name.'.ours' using 1:2 with points pt 7 ps 1.4 lc rgb '#1b6ca8' title 'libkvc', \\
+        '' using 1:2:(is_left(strcol(3)) ? strcol(3) : '') \\
+            with labels right offset -0.9,0 font ',8' tc rgb '#1b6ca8' notitle, \\
+        '' using 1:2:(is_left(strcol(3)) ? '' : strcol(3)) \\
+            with labels left offset 0.9,0 font ',8' tc rgb '#1b6ca8' notitle, \\
+        '$data/'.name.'.other' using 1:2 with points pt 6 ps 1.2 lc rgb '#7a7a7a' \\
+            title 'libkvc, no transforms or no exact page', \\
+        '' using 1:2:(is_left(strcol(3)) ? strcol(3) : '') \\
+            with labels right offset -0.9,0 font ',8' tc rgb '#7a7a7a' notitle, \\
+        '' using 1:2:(is_left(strcol(3)) ? '' : strcol(3)) \\
+            with labels left offset 0.9,0 font ',8' tc rgb '#7a7a7a' notitle, \\
+        '$data/'.name.'.peers' using 1:2 with points pt 9 ps 1.4 lc rgb '#c1440e' title 'llama.cpp', \\
+        '' using 1:2:3 with labels left offset 0.9,-0.3 font ',8' tc rgb '#c1440e' notitle, \\
+        '$data/'.name.'.plain' using 1:2 with points pt 8 ps 1.4 lc rgb '#c1440e' title 'llama.cpp, not rotated'
 }
 unset multiplot
 set output '$out/positions.new'
 set multiplot layout 1,2
-set key outside bottom center horizontal
+set key bottom center horizontal maxcols 3 Right noreverse
 set xlabel 'position in the text'
 set xrange [0:8300]
 do for [name in "smollm2 gemma"] {
     set title name
     plot for [kv in "int8 k6v4 int4 int4:r128 int4:plain int4:imm"] \\
-        '$data/'.name.'.long' using (strcol(3) eq kv ? \$4 - 512 : NaN):2 with linespoints pt 7 title kv noenhanced
+        '$data/'.name.'.long' using (strcol(3) eq kv ? \$4 - 512 : NaN):2 with linespoints pt 7 title kv
 }
 unset multiplot
 EOF
