@@ -59,8 +59,10 @@ static int calibrate(const struct calibrate_options *o)
     struct failure failure;
     char beside[CALIBRATION_PATH];
     const char *path = o->output ? o->output : beside;
+    const char *const inputs[2] = {o->model, o->file};
 
     bool ok = (o->output || calibration_path(o->model, beside, sizeof(beside), &failure)) &&
+              file_check_output(path, inputs, &failure) &&
               session_open(&params, &session, &failure) &&
               session_read_text(&session, o->file, (size_t)o->sinks + 1, (size_t)o->context, &text,
                                 &failure) &&
@@ -113,6 +115,8 @@ int observe_as(const char *program, int argc, char **argv)
     }
     if (ok && (!o.model || !o.file))
         ok = fail_with(&failure, "--model and --file are required");
+    if (ok && (o.tokens <= o.sinks || o.context <= o.sinks))
+        ok = fail_with(&failure, "nothing is counted: --tokens and --context must exceed --sinks");
     if (!ok) {
         fprintf(stderr, "%s: %s\nTry '%s --help'.\n", program, failure.text, program);
         return EXIT_USAGE;

@@ -55,7 +55,8 @@ static bool take_vectors(const kvc_observation *observation, const struct model_
     kvc_status status = kvc_observation_calibrate(observation, out->mean, out->scale);
     for (size_t l = 0; l < shape->n_layers && status == KVC_OK; l++)
         status = kvc_smooth_scales(observation, (int32_t)l, &whole, out->whole_scale + l * width);
-    return status == KVC_OK || fail_with(failure, "%.100s: %s", out->path, kvc_status_str(status));
+    return status == KVC_OK ||
+           fail_with(failure, "%.100s has seen too little: %s", out->path, kvc_status_str(status));
 }
 
 bool calibration_open(const char *asked, const char *model_path, kvc_ctx *ctx,

@@ -6,6 +6,7 @@
 
 #include "args.h"
 #include "commands.h"
+#include "file.h"
 #include "report.h"
 #include "trial.h"
 
@@ -120,7 +121,10 @@ static bool open_comparison(struct comparison *c)
                                           .kernels = o->kernels,
                                           .n_threads = (size_t)o->threads,
                                           .max_rows = c->trial.n_rows * KVC_PAGE_TOKENS};
+    const char *const inputs[2] = {o->model, o->file};
 
+    if (o->csv && !file_check_output(o->csv, inputs, &c->failure))
+        return false;
     fprintf(stderr, "loading %s\n", o->model);
     if (!session_open(&params, &c->session, &c->failure) ||
         !calibration_open(o->calibration, o->model, c->session.ctx, shape, &c->calibration,

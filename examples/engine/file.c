@@ -102,3 +102,39 @@ bool file_write(const char *path, const unsigned char *data, size_t size, struct
     unlink(part);
     return fail_with(failure, "cannot write %.100s: %s", path, strerror(why));
 }
+
+bool file_is_same(const char *a, const char *b)
+{
+    struct stat x, y;
+
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* Of a file that is not there yet, its folder is asked. */
+static bool can_write(const char *path)
+{
+    struct stat st;
+    char folder[4096];
+    const char *slash = strrchr(path, '/');
+
+    if (stat(path, &st) == 0) {
+        errno = EISDIR;
+        return !S_ISDIR(st.st_mode) && access(path, W_OK) == 0;
+    }
+    const int n = slash == path ? 1 : slash ? (int)(slash - path) : 0;
+    if (!slash)
+        return access(".", W_OK | X_OK) == 0;
+    if (snprintf(folder, sizeof(folder), "%.*s", n, path) >= (int)sizeof(folder)) {
+        errno = ENAMETOOLONG;
+        return false;
+    }
+    return access(folder, W_OK | X_OK) == 0;
+}
+
+bool file_check_output(const char *path, const char *const inputs[2], struct failure *failure)
+{
+    for (size_t i = 0; i < 2; i++)
+        if (file_is_same(path, inputs[i]))
+            return fail_with(failure, "%.120s is an input, which is never changed", path);
+    return can_write(path) || fail_with(failure, "cannot write %.120s: %s", path, strerror(errno));
+}

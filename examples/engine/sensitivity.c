@@ -7,6 +7,7 @@
 
 #include "args.h"
 #include "commands.h"
+#include "file.h"
 #include "report.h"
 #include "trial.h"
 
@@ -190,8 +191,10 @@ static bool open_study(struct study *s)
                                           .n_threads = (size_t)o->threads,
                                           .max_rows = (size_t)SCORE_MAX_ROWS * KVC_PAGE_TOKENS};
     const struct model_shape *shape = &s->session.model.shape;
+    const char *const inputs[2] = {o->model, o->file};
 
-    if (!session_open(&params, &s->session, &s->failure) ||
+    if ((o->csv && !file_check_output(o->csv, inputs, &s->failure)) ||
+        !session_open(&params, &s->session, &s->failure) ||
         !calibration_open(o->calibration, o->model, s->session.ctx, shape, &s->calibration,
                           &s->failure) ||
         !session_read_text(&s->session, o->file, (size_t)((1 + o->chunks) * o->context),

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "file.h"
 #include "fold.h"
 #include "report.h"
 
@@ -81,12 +82,13 @@ void fold_print_json(const struct fold_result *r)
 
 bool fold_may_write(const char *input, const char *output, bool force, struct failure *failure)
 {
-    struct stat in, out;
+    const char *const inputs[2] = {input, input};
+    struct stat out;
 
+    if (!file_check_output(output, inputs, failure))
+        return false;
     if (stat(output, &out) != 0)
-        return true; /* writing it will tell what else is wrong */
-    if (stat(input, &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
-        return fail_with(failure, "%.120s is the input, which is never changed", output);
+        return true;
     if (!force)
         return fail_with(failure, "%.120s is there already: --force overwrites it", output);
     return S_ISREG(out.st_mode) || fail_with(failure, "%.120s is no regular file", output);
