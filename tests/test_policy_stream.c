@@ -115,6 +115,93 @@ static void streams_have_no_end(void **state)
     }
 }
 
+/* Pages of F16 wait where a window, or what is measured, is longer than what a policy leaves. */
+static const struct waiting {
+    int max_tokens, recent, online_pages, n_sequences, max_rows;
+} waiting[] = {
+    {128, 4096, 0, 1, 0}, {128, 16, 8, 1, 0},   {16, 16, 4, 1, 0},
+    {1024, 512, 0, 6, 8}, {1024, 128, 4, 6, 8}, {512, 4096, 0, 2, 48},
+};
+
+static kvc_cache_params waiting_params(const struct waiting *w)
+{
+    kvc_cache_params p = stream_params(NULL);
+
+    p.max_tokens = w->max_tokens;
+    p.max_append = 4;
+    p.recent_tokens = w->recent;
+    p.online_pages = w->online_pages;
+    p.max_sequences = w->n_sequences;
+    p.transform = KVC_TRANSFORM_ROTATE_K;
+    return p;
+}
+
+/* Tokens that a policy forgot no longer count in max_tokens: their pages must not outlive them. */
+static void forgotten_tokens_leave_no_pages_that_wait(void **state)
+{
+    for (size_t i = 0; i < 2 * sizeof(waiting) / sizeof(*waiting); i++) {
+        const struct waiting *w = &waiting[i / 2];
+        const bool on_full = i % 2;
+        kvc_policy policy = pd_policy();
+        kvc_cache_params params = waiting_params(w);
+        kvc_seq seqs[8];
+
+        policy.source = KVC_SOURCE_AGE;
+        policy.last_tokens = 4;
+        policy.max_rows = on_full ? w->max_rows : w->max_rows + 8;
+        params.on_full = on_full ? &policy : NULL;
+        pd_open(&d, best(state), params, 1 << 20);
+        seqs[0] = d.seq;
+        for (int s = 1; s < w->n_sequences; s++)
+            assert_int_equal(kvc_seq_create(d.cache, &seqs[s]), KVC_OK);
+        for (int step = 0; step < 500 * w->n_sequences; step++) {
+            d.seq = seqs[step % w->n_sequences];
+            if (!feed_some(NULL, 4))
+                fail_msg("case %zu is full at call %d", i, step);
+            if (!on_full)
+                assert_int_equal(kvc_cache_compress(d.cache, d.seq, &policy, NULL, NULL), KVC_OK);
+        }
+        d.seq = seqs[0];
+        pd_check_attention(&d, d.seq, 1, NULL);
+        pd_close(&d);
+    }
+}
+
+/* Where the rows that stay lie in many pages that wait, these can use up their reserve: that is a
+ * status, and rows that are removed make room. */
+static void rows_in_many_pages_that_wait_fill_the_cache(void **state)
+{
+    static const struct waiting far = {512, 1 << 20, 0, 1, 0};
+    static float scores[8192];
+    kvc_policy policy = pd_policy();
+    bool is_full = false;
+    kvc_stats stats;
+
+    for (size_t i = 0; i < sizeof(scores) / sizeof(*scores); i++)
+        scores[i] = i % KVC_PAGE_TOKENS == 8;
+    policy.source = KVC_SOURCE_CALLER;
+    policy.scores = scores;
+    policy.n_scores = sizeof(scores) / sizeof(*scores);
+    policy.max_rows = 40;
+    policy.last_tokens = 4;
+    pd_open(&d, best(state), waiting_params(&far), 1 << 20);
+    for (int step = 0; step < 1000 && !is_full; step++) {
+        is_full = !feed_some(NULL, 4);
+        if (!is_full)
+            assert_int_equal(kvc_cache_compress(d.cache, d.seq, &policy, NULL, NULL), KVC_OK);
+    }
+    assert_true(is_full);
+    stats = pd_stats(&d);
+    assert_true(stats.n_pages_f16 > 0 && stats.n_pages_sealed == 0);
+    assert_int_equal(kvc_tokens_add(d.cache, d.seq, NULL, 4), KVC_E_FULL);
+    pd_check_attention(&d, d.seq, 1, NULL);
+    assert_int_equal(kvc_seq_remove(d.cache, d.seq, 0, 256), KVC_OK);
+    assert_true(pd_stats(&d).n_pages_f16 < stats.n_pages_f16);
+    assert_true(feed_some(NULL, 4));
+    pd_check_attention(&d, d.seq, 1, NULL);
+    pd_close(&d);
+}
+
 static void chunks_of_any_size_stream(void **state)
 {
     kvc_policy policy = pd_policy();
@@ -789,6 +876,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(sequences_do_not_influence_each_other),
         cmocka_unit_test(grouped_heads_keep_their_own_tokens),
         cmocka_unit_test(text_is_never_pruned_as_an_image),
+        cmocka_unit_test(forgotten_tokens_leave_no_pages_that_wait),
+        cmocka_unit_test(rows_in_many_pages_that_wait_fill_the_cache),
         cmocka_unit_test(chunks_of_any_size_stream),
         cmocka_unit_test(rows_go_only_when_the_cache_is_full),
         cmocka_unit_test(a_full_cache_drops_little_at_a_time),

@@ -329,7 +329,7 @@ static void wrong_transforms_are_refused(void **state)
     uint64_t rng = 8;
 
     scene_make(&scene, 64, 64, 8, &rng);
-    for (int i = 0; i < 11; i++) {
+    for (int i = 0; i < 13; i++) {
         const struct kind kind = {K | V, true, true, 64, 64};
         kvc_cache_params p = params_of(&kind);
         kvc_cache *cache = (kvc_cache *)&p;
@@ -344,6 +344,8 @@ static void wrong_transforms_are_refused(void **state)
         case 5: scene.mean[77] = NAN; break;
         case 6: scene.mean[77] = INFINITY; break;
         case 7: scene.scale[77] = NAN; break;
+        case 11: scene.mean[77] = -65536; break; /* no half */
+        case 12: scene.mean[77] = 1, scene.scale[77] = 9e-31f; break;
         default: scene.scale[77] = bad[i - 8];
         }
         assert_int_equal(kvc_cache_min_budget(&p, &bytes), KVC_E_ARG);

@@ -112,12 +112,13 @@ typedef struct kvc_cache_params {
                              was announced since; default 1 */
     uint32_t transform;   /**< kvc_transform_flag bits; default 0 */
     int32_t online_pages; /**< 1..64: where k_mean and k_scale are NULL, both are measured once: on
-                             the first so many full pages of the first sequence that has them, less
-                             removed rows, and on the queries of tokens at those ordinals in all
-                             sequences, each as often as it attends. Until then nothing is sealed,
-                             see kvc_cache_read_transform(); default 0 */
-    const float *k_mean;  /**< [n_layers][n_kv_heads][head_dim_k], finite, copied; NULL (default):
-                             zeros; see kvc_observation_calibrate() */
+                             the first so many full pages of the first sequence that has had them,
+                             less removed rows, and on the queries of tokens at those ordinals in
+                             all sequences, each as often as it attends. Until then nothing is
+                             sealed, see kvc_cache_read_transform(); default 0 */
+    const float *k_mean;  /**< [n_layers][n_kv_heads][head_dim_k], at most 65504 in magnitude, and
+                             1e30 times its scale; copied; NULL (default): zeros; see
+                             kvc_observation_calibrate() */
     const float *k_scale; /**< the same, > 0, finite as its inverse; NULL (default): ones */
 } kvc_cache_params;
 
@@ -508,8 +509,10 @@ KVC_API int64_t kvc_seq_n_rows(const kvc_cache *cache, kvc_seq seq, int32_t laye
  * @retval KVC_E_ARG   @p seq is not alive, rows are missing, @p n is above max_append, a position
  *                     is negative or too large, a kind is unknown or a reserved byte is not 0.
  *                     Nothing changed.
- * @retval KVC_E_FULL  No room for the tokens, the pages to seal or the hold. Nothing changed:
- *                     nothing was sealed. With on_full, no more rows could go; those that did are
+ * @retval KVC_E_FULL  No room for the tokens, the pages to seal or the hold; or the F16 pages that
+ *                     kvc_cache_min_budget() counts are used up by rows that policies left, a few
+ *                     in each of more pages than max_tokens fill. Nothing changed: nothing was
+ *                     sealed. With on_full, no more rows could go; those that did are
  *                     gone.
  *
  * Cost: that of sealing. When rows go, all rows are scored and moved together: with max_rows that

@@ -48,7 +48,7 @@ typedef struct kvc_observed_layer {
     size_t struct_size;     /**< sizeof(kvc_observed_layer), set by the caller */
     uint64_t n_keys;        /**< rows of K, a row for all heads */
     uint64_t n_queries;     /**< rows of Q, a row for all heads */
-    uint64_t n_nonfinite;   /**< elements that were NaN or Inf and were left out */
+    uint64_t n_nonfinite;   /**< elements that were NaN or Inf; they count as zeros */
     const double *k_absmax; /**< largest |k| */
     const double *k_sum;    /**< sum of k */
     const double *k_square; /**< sum of k^2 */
@@ -78,8 +78,9 @@ KVC_API void kvc_observation_destroy(kvc_observation *observation);
 /**
  * Add rows of K of one layer, as they go into a cache: after the rotation.
  *
- * Elements that are NaN or Inf are counted and left out. Sums are in double, row by row, so that
- * cutting a text into calls differently changes nothing.
+ * Elements that are NaN or Inf are counted and add nothing; their row counts, so that in means they
+ * are zeros, as which a cache stores NaN. Sums are in double, row by row, so that cutting a text
+ * into calls differently changes nothing.
  *
  * @param observation  An observation.
  * @param layer        0 ... n_layers - 1.

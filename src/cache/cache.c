@@ -390,10 +390,9 @@ kvc_status kvc_cache_create(kvc_ctx *ctx, const kvc_cache_params *params, kvc_ca
 
     cache->n_kept_slabs = (int32_t)kept_slabs(cache);
     cache->params.on_full = NULL; /* the caller's may go */
-    if (p.on_full) {
-        cache->has_on_full = true;
-        KVC_CHECK(kvc_policy_check(cache, p.on_full, true, &cache->on_full) == KVC_OK, KVC_E_ARG);
-    }
+    cache->has_on_full = p.on_full != NULL;
+    if (p.on_full) /* take_params() has checked it */
+        kvc_policy_check(cache, p.on_full, true, &cache->on_full);
     memset(cache->tags, kvc_precision_tag(&p.precision), (size_t)cache->n_pairs);
     kvc_transform_start(cache);
     kvc_pages_init(cache, reserved_pages(cache));

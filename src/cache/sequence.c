@@ -194,21 +194,32 @@ static void free_slot(kvc_cache *cache, struct kvc_sequence *seq, int32_t slot)
     cache->free_columns[cache->n_free_columns++] = seq->slots[slot];
 }
 
+/* Whether a slot has no rows and none will come: all that were announced have been here. */
+static bool is_spent(const kvc_cache *cache, const struct kvc_column *column, bool sealed)
+{
+    if (!sealed && !kvc_slot_full(cache, column))
+        return false;
+    for (int32_t pair = 0; pair < cache->n_pairs; pair++) {
+        const struct kvc_entry *e = &column->entries[pair];
+        if (sealed ? e->page >= 0 : e->live || e->n_rows < column->n)
+            return false;
+    }
+    return true;
+}
+
 void kvc_seq_drop_empty_slots(kvc_cache *cache, struct kvc_sequence *seq)
 {
+    const int32_t n_sealed = seq->first_unsealed;
     int32_t n = 0;
 
     for (int32_t i = 0; i < seq->n_slots; i++) {
-        const struct kvc_column *column = kvc_slot(cache, seq, i);
-        bool empty = i < seq->first_unsealed;
-        for (int32_t pair = 0; pair < cache->n_pairs && empty; pair++)
-            empty = column->entries[pair].page < 0;
-        if (empty)
-            cache->free_columns[cache->n_free_columns++] = seq->slots[i];
-        else
+        if (!is_spent(cache, kvc_slot(cache, seq, i), i < n_sealed)) {
             seq->slots[n++] = seq->slots[i];
+            continue;
+        }
+        free_slot(cache, seq, i);
+        seq->first_unsealed -= i < n_sealed;
     }
-    seq->first_unsealed -= seq->n_slots - n;
     seq->n_slots = n;
 }
 

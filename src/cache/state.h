@@ -254,7 +254,7 @@ int32_t kvc_page_copy(kvc_cache *cache, int32_t page, uint32_t n_rows);
 /* Releases the page of an entry and empties it. */
 void kvc_entry_clear(kvc_cache *cache, struct kvc_entry *e);
 
-/* Takes the sealed slots out whose entries are all empty. */
+/* Takes the slots out that have no rows, but one that tokens can still be added to. */
 void kvc_seq_drop_empty_slots(kvc_cache *cache, struct kvc_sequence *seq);
 
 static inline struct kvc_column *kvc_column_at(const kvc_cache *cache, int32_t column)

@@ -47,7 +47,27 @@ static bool could_fit(const kvc_cache *cache, const struct kvc_sequence *seq, in
            (seq->hold_from < 0 || end - seq->hold_from <= p->max_hold_tokens);
 }
 
-/* What an announcement of n tokens needs, besides the room for sealing. */
+/* F16 pages of a sequence that sealing up to a slot frees. */
+static int64_t freed_pages(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t sealed)
+{
+    int64_t n = 0;
+    for (int32_t slot = seq->first_unsealed; slot < sealed; slot++)
+        for (int32_t pair = 0; pair < cache->n_pairs; pair++)
+            n += cache->pages[kvc_slot(cache, seq, slot)->entries[pair].page].owners == 1;
+    return n;
+}
+
+/* F16 pages that rows will be added to and that other sequences see. */
+static int64_t shared_pages(const kvc_cache *cache, const struct kvc_column *open)
+{
+    int64_t n = 0;
+    for (int32_t pair = 0; pair < cache->n_pairs && open; pair++)
+        n += cache->pages[open->entries[pair].page].owners > 1;
+    return n;
+}
+
+/* What an announcement of n tokens needs, besides the room for sealing. The reserve of F16 pages
+ * covers tokens that are known: pages of others may have used it up. */
 static bool tables_fit(const kvc_cache *cache, const struct kvc_sequence *seq, int32_t n,
                        int32_t sealed)
 {
@@ -59,7 +79,9 @@ static bool tables_fit(const kvc_cache *cache, const struct kvc_sequence *seq, i
         begin = kvc_next_border(cache, column->first);
     const int32_t n_new = new_slots(cache, begin, end);
     return kvc_facts_fit(cache, seq, n) && n_new <= cache->n_free_columns &&
-           seq->n_slots + n_new <= cache->max_slots;
+           seq->n_slots + n_new <= cache->max_slots &&
+           n_new * (int64_t)cache->n_pairs + shared_pages(cache, n > 0 ? column : NULL) <=
+               cache->classes[0].n_free + freed_pages(cache, seq, sealed);
 }
 
 /* Before rows are added to an open slot: an F16 page that other sequences see is copied, one that

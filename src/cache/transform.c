@@ -8,6 +8,9 @@
 
 enum { ALL_FLAGS = KVC_TRANSFORM_ROTATE_K | KVC_TRANSFORM_ROTATE_V | KVC_TRANSFORM_K_ROTATED };
 
+#define MOST_MEAN  65504.0f /* of rows that are halves */
+#define MOST_SHIFT 1e30f    /* sums of mean / scale stay finite */
+
 static bool has_vectors(const kvc_cache_params *p)
 {
     return p->k_mean || p->k_scale || p->online_pages > 0;
@@ -19,6 +22,11 @@ static int32_t measured_pages(const kvc_cache_params *p)
     return p->k_mean || p->k_scale ? 0 : p->online_pages;
 }
 
+static bool mean_ok(float mean, float scale)
+{
+    return fabsf(mean) <= MOST_MEAN && fabsf(mean) / scale <= MOST_SHIFT; /* NaN is not */
+}
+
 kvc_status kvc_transform_check(const kvc_cache_params *p)
 {
     const size_t n = (size_t)p->n_layers * (size_t)p->n_kv_heads * (size_t)p->head_dim_k;
@@ -27,11 +35,11 @@ kvc_status kvc_transform_check(const kvc_cache_params *p)
     KVC_CHECK((p->transform & ~(uint32_t)ALL_FLAGS) == 0 && (p->transform & both) != both,
               KVC_E_ARG);
     KVC_CHECK(p->online_pages >= 0 && p->online_pages <= 64, KVC_E_ARG);
-    for (size_t i = 0; i < n && p->k_mean; i++)
-        KVC_CHECK(isfinite(p->k_mean[i]), KVC_E_ARG);
     for (size_t i = 0; i < n && p->k_scale; i++)
         KVC_CHECK(p->k_scale[i] > 0.0f && isfinite(p->k_scale[i]) && isfinite(1.0f / p->k_scale[i]),
                   KVC_E_ARG);
+    for (size_t i = 0; i < n && p->k_mean; i++)
+        KVC_CHECK(mean_ok(p->k_mean[i], p->k_scale ? p->k_scale[i] : 1.0f), KVC_E_ARG);
     return KVC_OK;
 }
 
@@ -404,8 +412,8 @@ bool kvc_transform_due(const kvc_cache *cache, const struct kvc_sequence *seq, b
     const int32_t wanted = measured_pages(&cache->params);
     if (cache->transform.ready || seq->n_slots == 0)
         return false;
-    return early ||
-           (seq->n_slots >= wanted && kvc_slot_full(cache, kvc_slot(cache, seq, wanted - 1)));
+    return early || seq->n_tokens - (int64_t)cache->params.sink_tokens >=
+                        wanted * (int64_t)KVC_PAGE_TOKENS; /* fewer slots if rows were dropped */
 }
 
 void kvc_transform_freeze(kvc_cache *cache, const struct kvc_sequence *seq)

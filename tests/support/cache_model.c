@@ -280,12 +280,13 @@ int model_n_to_seal(const struct cache_model *m, const struct model_seq *s)
     return n;
 }
 
-static void drop_empty_sealed_pages(struct model_seq *s)
+/* All but one that tokens can still be added to. */
+static void drop_empty_pages(const struct cache_model *m, struct model_seq *s)
 {
     int kept = 0;
 
     for (int i = 0; i < s->n_pages; i++)
-        if (!s->pages[i].sealed || !is_empty(s, &s->pages[i]))
+        if (!is_empty(s, &s->pages[i]) || !(s->pages[i].sealed || at_border(m, s->pages[i].end)))
             s->pages[kept++] = s->pages[i];
     s->n_pages = kept;
 }
@@ -400,7 +401,7 @@ void model_settle(struct cache_model *m, struct model_seq *s)
     for (int i = 0; i < s->n_pages; i++)
         if (settles(m, s, &s->pages[i]))
             seal(m, s, i);
-    drop_empty_sealed_pages(s);
+    drop_empty_pages(m, s);
 }
 
 void model_compress(struct cache_model *m, struct model_seq *s)
@@ -410,7 +411,7 @@ void model_compress(struct cache_model *m, struct model_seq *s)
     for (int i = 0; i < s->n_pages; i++)
         if (m->ready && !s->pages[i].sealed && behind_recent(m, s, &s->pages[i]))
             seal(m, s, i);
-    drop_empty_sealed_pages(s);
+    drop_empty_pages(m, s);
     for (int i = 0; i < s->n_pages; i++)
         if (s->pages[i].end - s->pages[i].first < KVC_PAGE_TOKENS)
             s->compacted = true;
@@ -517,13 +518,12 @@ void model_truncate(struct cache_model *m, struct model_seq *s, int64_t n)
         s->n_pages--;
     if (s->n_pages > 0 && s->pages[s->n_pages - 1].end > n)
         s->pages[s->n_pages - 1].end = n;
-    drop_empty_sealed_pages(s);
+    drop_empty_pages(m, s);
 }
 
 void model_remove(struct cache_model *m, struct model_seq *s, int64_t first, int64_t last)
 {
-    (void)m;
     for (int64_t i = first; i < last; i++)
         s->removed[i] = true;
-    drop_empty_sealed_pages(s);
+    drop_empty_pages(m, s);
 }
