@@ -39,6 +39,22 @@ expect 0 "$engine" calibrate --model "$model" --file "$dir/text.txt" --output "$
     --tokens 300 --context 256 --json
 json "d['tokens'] == 300 and d['output'].endswith('m.kvcal') and d['text'] == 'text.txt'"
 expect 1 "$engine" compare --model "$model" --file "$dir/text.txt" --calibration "$dir/text.txt"
+# Inputs are never overwritten, under whatever name, and files are not found out to be out of reach
+# at the end.
+cp "$dir/text.txt" "$dir/copy.txt"
+ln "$dir/text.txt" "$dir/link.txt"
+expect 1 "$engine" calibrate --model "$model" --file "$dir/text.txt" --output "$dir/link.txt" --tokens 64
+for csv in "$dir/link.txt" "$dir/none/rows.csv" "$dir"; do
+    expect 1 "$engine" compare --model "$model" --file "$dir/text.txt" --context 64 --csv "$csv"
+    expect 1 "$engine" sensitivity --model "$model" --file "$dir/text.txt" --csv "$csv"
+    [ ! -s "$dir/out" ]
+done
+cmp "$dir/text.txt" "$dir/copy.txt"
+expect 2 "$engine" calibrate --model "$model" --file "$dir/text.txt" --output "$dir/m.kvcal" --tokens 4
+expect 2 "$engine" calibrate --model "$model" --file "$dir/text.txt" --output "$dir/m.kvcal" \
+    --context 8 --sinks 8
+expect 2 "$engine" generate --model "$model" --prompt x --kv int4:imm
+expect 2 "$engine" generate --model "$model" --prompt x --kv int8:global
 expect 2 "$engine" compare --model "$model" --file "$dir/text.txt" --kv int4:-nothing
 
 expect 0 "$engine" compare --model "$model" --file "$dir/text.txt" --context 256 --chunks 1 \
@@ -50,7 +66,9 @@ json "[r['vectors'] for r in d['rows']] == ['none', 'file', 'file', 'none', 'fil
 json "d['context'] == 256 and d['tokens'] == 256 and d['model'].endswith('.gguf')"
 json "d['calibration'] == 'm.kvcal' and d['text'] == 'text.txt'"
 json "all(set(r) == {'kv', 'policy', 'vectors', 'ppl', 'ppl_change_pct', 'kl', 'top1', \
-'bits_per_element', 'bytes_per_token', 'fixed_bytes', 'decode_tok_s', 'buckets'} for r in d['rows'])"
+'bits_per_element', 'coded', 'bytes_per_token', 'fixed_bytes', 'decode_tok_s', 'buckets'} \
+for r in d['rows'])"
+json "[r['coded'] for r in d['rows']] == [True] * 6 + [False, True]" # online: four pages at least
 json "all(math.isfinite(v) for r in d['rows'] for v in r.values() if isinstance(v, (int, float)))"
 json "d['rows'][0]['kl'] == 0 and 0 < d['rows'][1]['kl'] < d['rows'][2]['kl'] < d['rows'][4]['kl'] < \
 d['rows'][5]['kl']"

@@ -265,7 +265,7 @@ static float run_recoded(const char *text)
     assert_true(recipe_parse(text, &recipe, &failure));
     assert_true(
         recoder_create(session.ctx, &session.model.shape, &recipe, NULL, &recoder, &failure));
-    const float largest = run_reference(&references[0], session.forward, recoder_hook(recoder));
+    const float largest = run_reference(&references[0], session.forward, recoder_hook(recoder, 0));
     recoder_destroy(recoder);
     return largest;
 }

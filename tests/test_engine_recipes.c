@@ -472,7 +472,7 @@ static void codes_have_a_scale_a_token_and_head(void **state)
         const kvc_view k = wide_view(0, KV_HEADS), v = wide_view(KV, KV_HEADS);
         const kvc_view q = wide_view(OTHERS, KV_HEADS);
         assert_true(recoder_create(ctx, &shape, &recipe, NULL, &recoder, &failure));
-        const struct forward_hook hook = recoder_hook(recoder);
+        const struct forward_hook hook = recoder_hook(recoder, 0);
         assert_true(hook.touch(hook.user, 1, &q, &k, &v, &failure));
         for (size_t t = 0; t < CODED; t++) {
             for (size_t h = 0; h < OTHERS / DIM; h++)
@@ -484,6 +484,29 @@ static void codes_have_a_scale_a_token_and_head(void **state)
         assert_true(changed);
         recoder_destroy(recoder);
     }
+}
+
+/* Sinks that reach into a call; the tokens behind them are coded. */
+static void exact_tokens_stay_as_they_are(void **state)
+{
+    static const size_t n_exact[] = {1, KVC_PAGE_TOKENS - 1, CODED - 1, CODED, CODED + 9};
+    const struct recipe recipe = parse("int4:plain:imm");
+    struct failure failure;
+    struct recoder *recoder;
+
+    (void)state;
+    assert_true(recoder_create(ctx, &shape, &recipe, NULL, &recoder, &failure));
+    for (size_t i = 0; i < sizeof(n_exact) / sizeof(*n_exact); i++) {
+        const size_t n = n_exact[i] < CODED ? n_exact[i] : CODED;
+        draw_wide();
+        const kvc_view k = wide_view(0, KV_HEADS), v = wide_view(KV, KV_HEADS);
+        const struct forward_hook hook = recoder_hook(recoder, n_exact[i]);
+        assert_true(hook.touch(hook.user, 1, &k, &k, &v, &failure));
+        assert_memory_equal(wide, before, n * sizeof(*wide));
+        for (size_t t = n; t < CODED; t++)
+            assert_memory_not_equal(wide[t], before[t], OTHERS * sizeof(float));
+    }
+    recoder_destroy(recoder);
 }
 
 /* K = mean has nothing left to be coded; V does not know of it. */
@@ -505,7 +528,7 @@ static void codes_are_those_of_a_calibrated_cache(void **state)
     memcpy(before, wide, sizeof(wide));
     const kvc_view k = wide_view(0, KV_HEADS), v = wide_view(KV, KV_HEADS);
     assert_true(recoder_create(ctx, &shape, &recipe, &calibrated, &recoder, &failure));
-    const struct forward_hook hook = recoder_hook(recoder);
+    const struct forward_hook hook = recoder_hook(recoder, 0);
     assert_true(hook.touch(hook.user, 1, &k, &k, &v, &failure));
     for (size_t t = 0; t < CODED; t++)
         for (size_t i = 0; i < OTHERS; i++)
@@ -664,6 +687,7 @@ int main(void)
         cmocka_unit_test(without_a_file_there_is_no_calibration),
         cmocka_unit_test(refuses_a_calibration_of_another_model),
         cmocka_unit_test(codes_have_a_scale_a_token_and_head),
+        cmocka_unit_test(exact_tokens_stay_as_they_are),
         cmocka_unit_test(codes_are_those_of_a_calibrated_cache),
         cmocka_unit_test(attention_is_the_articles_and_no_other),
     };

@@ -2,7 +2,7 @@
 # run.sh [--quick] [--docs] - what each bit costs: builds the engine, calibrates two models, scores the
 # recipes of the cache on two kinds of text, and writes results.csv and figures into build/accuracy. With
 # --quick a chunk of each; with --docs the figures and results.csv go to docs too. Where there are results
-# of examples/peers/run.sh, they are drawn beside. About three hours on two cores, a quarter of one with
+# of examples/peers/run.sh, they are drawn beside. About an hour and a half on two cores, a quarter of one with
 # --quick.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -13,7 +13,7 @@ engine=build/release/bin/kvc-engine
 models=build/models
 smollm2=$models/SmolLM2-135M-Instruct.Q4_1.gguf
 gemma=$models/gemma-3-270m-q4_k_m.gguf
-many=10 some=4 few=2
+many=10 some=3 few=1
 docs=
 while [ $# -gt 0 ]; do
     case $1 in

@@ -250,6 +250,7 @@ static void fill_row(const struct comparison *c, size_t r, struct report_row *ou
         .bits_per_element = bits_per_element((int32_t)c->session.model.shape.head_dim, setting),
         .bytes_per_token = c->bytes[r].per_token,
         .fixed_bytes = c->bytes[r].fixed,
+        .coded = c->bytes[r].coded,
         .decode_tok_s = c->decode_tok_s[r],
         .buckets = c->trial.rows[r].scores};
 }
@@ -311,7 +312,8 @@ int compare_command(int argc, char **argv)
         {"kv", ARG_TEXT, &o.kv, "LIST",
          "of recipes, see below (f16,int8,k6v4,int4,int4-raw; with policies f16)", 0, 0},
         {"calibration", ARG_TEXT, &o.calibration, "F|none",
-         "of calibrate (the model's own, if there is one)", 0, 0},
+         "of calibrate (the model's own, if there is one; none: measured on the first pages)", 0,
+         0},
         {"policy", ARG_TEXT, &o.policy, "LIST",
          "of none, window:S, heavy:S (a share S of the rows), light, balanced, "
          "aggressive, extreme",

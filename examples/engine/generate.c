@@ -233,8 +233,9 @@ static bool print_statistics(struct generation *g)
             g->prompt.n, (double)g->prompt.n / g->prompt_s, g->n_tokens,
             g->n_tokens ? (double)g->n_tokens / g->decode_s : 0.0);
     fprintf(stderr,
-            "KV cache: %.0f bytes a token; %lld of %.0f tokens are %s, the newest and first F16\n",
-            (double)stats.used_bytes / n, (long long)n_coded, n, g->o->kv);
+            "KV cache: %.0f bytes a token, in pages of %d; %lld of %.0f tokens are %s, the newest "
+            "and first F16\n",
+            (double)stats.used_bytes / n, KVC_PAGE_TOKENS, (long long)n_coded, n, g->o->kv);
     if (g->o->json)
         print_json(g, (double)stats.used_bytes / n);
     return (fflush(stdout) == 0 && !ferror(stdout)) || fail_with(&g->failure, "cannot write");
@@ -275,7 +276,8 @@ int generate_command(int argc, char **argv)
         {"tokens", ARG_INTEGER, &o.tokens, "N", "most tokens to generate (128)", 0, 1e6},
         {"kv", ARG_TEXT, &o.kv, "RECIPE", "f16, int8, k6v4, int4 ..., see compare (int8)", 0, 0},
         {"calibration", ARG_TEXT, &o.calibration, "F|none",
-         "of calibrate (the model's own, if there is one)", 0, 0},
+         "of calibrate (the model's own, if there is one; none: measured on the first pages)", 0,
+         0},
         {"recent", ARG_INTEGER, &o.recent, "N", "newest tokens kept exact (128)", 0, 1e6},
         {"sinks", ARG_INTEGER, &o.sinks, "N", "first tokens kept exact (4)", 0, 64},
         {"rope", ARG_CHOICE, &o.rope, "none|ntk|yarn",
@@ -305,6 +307,8 @@ int generate_command(int argc, char **argv)
     if (ok && (!o.model || !o.prompt))
         ok = fail_with(&failure, "--model and --prompt are required");
     ok = ok && recipe_parse(o.kv, &o.recipe, &failure);
+    if (ok && (o.recipe.imm || o.recipe.article != ARTICLE_NONE))
+        ok = fail_with(&failure, "%.40s is for compare: a cache keeps no such codes", o.kv);
     if (!ok) {
         fprintf(stderr, "kvc-engine generate: %s\nTry 'kvc-engine generate --help'.\n",
                 failure.text);

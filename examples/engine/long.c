@@ -39,7 +39,8 @@ static bool add_context(struct long_run *run, const char *text, struct failure *
     const unsigned long n = strtoul(text, &end, 10);
 
     if (*end || n < 8 || n > 1 << 24 || n % (unsigned long)run->o->bucket != 0)
-        return fail_with(failure, "--contexts takes multiples of the bucket, not \"%.20s\"", text);
+        return fail_with(failure, "--contexts takes multiples of --bucket (%lld), not \"%.20s\"",
+                         (long long)run->o->bucket, text);
     if (run->n_contexts == MAX_CONTEXTS)
         return fail_with(failure, "more than %d contexts", MAX_CONTEXTS);
     run->contexts[run->n_contexts++] = n;
@@ -68,11 +69,11 @@ static bool read_lists(struct long_run *run, struct failure *failure)
 
     if (!recipe_parse(run->o->kv, &run->recipe, failure))
         return false;
-    while (args_next_item(&contexts, item, sizeof(item)))
-        if (!add_context(run, item, failure))
-            return false;
     while (args_next_item(&rope, item, sizeof(item)))
         if (!add_rope(run, item, failure))
+            return false;
+    while (args_next_item(&contexts, item, sizeof(item)))
+        if (!add_context(run, item, failure))
             return false;
     return (run->n_contexts > 0 && run->trial.n_rows > 0) ||
            fail_with(failure, "--contexts and --rope need at least one entry");
@@ -231,13 +232,15 @@ int long_command(int argc, char **argv)
     const struct arg args[] = {
         {"model", ARG_TEXT, &o.model, "FILE", "GGUF file (required)", 0, 0},
         {"file", ARG_TEXT, &o.file, "TXT", "text to predict (required)", 0, 0},
-        {"contexts", ARG_TEXT, &o.contexts, "LIST", "in tokens (8192,12288,16384)", 0, 0},
+        {"contexts", ARG_TEXT, &o.contexts, "LIST",
+         "in tokens, multiples of --bucket (8192,12288,16384)", 0, 0},
         {"rope", ARG_TEXT, &o.rope, "LIST", "scalings, of none, ntk, yarn (all)", 0, 0},
         {"rope-factor", ARG_REAL, &o.rope_factor, "F", "of the scalings (2)", 1, 1024},
         {"bucket", ARG_INTEGER, &o.bucket, "N", "positions that share a number (2048)", 2, 1 << 24},
         {"kv", ARG_TEXT, &o.kv, "RECIPE", "f16, int8, k6v4, int4 ..., see compare (f16)", 0, 0},
         {"calibration", ARG_TEXT, &o.calibration, "F|none",
-         "of calibrate (the model's own, if there is one)", 0, 0},
+         "of calibrate (the model's own, if there is one; none: measured on the first pages)", 0,
+         0},
         {"chunks", ARG_INTEGER, &o.chunks, "N", "most parts of the text to run (1)", 1, 1e6},
         {"recent", ARG_INTEGER, &o.recent, "N", "newest tokens kept exact (128)", 0, 1e6},
         {"sinks", ARG_INTEGER, &o.sinks, "N", "first tokens kept exact (4)", 0, 64},

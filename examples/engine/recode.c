@@ -7,7 +7,8 @@
 
 struct recoder {
     size_t n_layers;
-    float *rows; /* of one head, K then V */
+    size_t n_exact; /* first tokens of an item that are left alone */
+    float *rows;    /* of one head, K then V */
     kvc_cache *caches[];
 };
 
@@ -115,7 +116,7 @@ static bool recode(void *user, int32_t layer, const kvc_view *q, const kvc_view 
     struct recoder *r = user;
 
     (void)q;
-    for (size_t t = 0, n; t < k->n_tokens; t += n) {
+    for (size_t t = r->n_exact, n; t < k->n_tokens; t += n) {
         n = k->n_tokens - t < KVC_PAGE_TOKENS ? k->n_tokens - t : KVC_PAGE_TOKENS;
         const kvc_view k_part = slice(k, t, n), v_part = slice(v, t, n);
         if (!recode_page(r, r->caches[layer], &k_part, &v_part, failure))
@@ -124,7 +125,8 @@ static bool recode(void *user, int32_t layer, const kvc_view *q, const kvc_view 
     return true;
 }
 
-struct forward_hook recoder_hook(struct recoder *recoder)
+struct forward_hook recoder_hook(struct recoder *recoder, size_t n_exact)
 {
+    recoder->n_exact = n_exact;
     return (struct forward_hook){.touch = recode, .user = recoder};
 }

@@ -13,7 +13,7 @@ bool recoder_create(kvc_ctx *ctx, const struct model_shape *shape, const struct 
                     struct failure *failure);
 void recoder_destroy(struct recoder *recoder);
 
-/* Codes K and V of every item that it is given. */
-struct forward_hook recoder_hook(struct recoder *recoder);
+/* Codes K and V of an item but for its first @p n_exact tokens; of one item at a time. */
+struct forward_hook recoder_hook(struct recoder *recoder, size_t n_exact);
 
 #endif

@@ -42,6 +42,16 @@ static void print_buckets(const struct report *report)
     }
 }
 
+/* A row that looks as if it lost nothing. */
+static void print_uncoded(const struct report *report)
+{
+    for (size_t i = 0; i < report->n_rows; i++)
+        if (!report->rows[i].coded && strcmp(report->rows[i].kv, "f16") != 0)
+            printf("%s: nothing is coded in so short a context: the newest tokens stay F16, and "
+                   "without a calibration all, until mean and scale are measured.\n",
+                   report->rows[i].kv);
+}
+
 void report_print_table(const struct report *report)
 {
     print_heading(report);
@@ -57,6 +67,7 @@ void report_print_table(const struct report *report)
            "element. "
            "bytes/token: all in use at the end of a context. decode tok/s: the whole engine, most "
            "of it weights.\n");
+    print_uncoded(report);
     print_buckets(report);
 }
 
@@ -115,13 +126,23 @@ void report_print_json(const struct report *report)
         printf("%s\n{\"kv\":\"%s\",\"policy\":\"%s\",\"vectors\":\"%s\",\"ppl\":%.9g,\"ppl_change_"
                "pct\":%.9g,\"kl\":%."
                "9g,\"top1\":%.9g,"
-               "\"bits_per_element\":%.9g,\"bytes_per_token\":%.9g,\"fixed_bytes\":%.0f,"
-               "\"decode_tok_s\":%.9g",
+               "\"bits_per_element\":%.9g,\"coded\":%s,\"bytes_per_token\":%.9g,"
+               "\"fixed_bytes\":%.0f,\"decode_tok_s\":%.9g",
                i ? "," : "", r->kv, r->policy, r->vectors, r->ppl, r->ppl_change_pct, r->kl,
-               r->top1, r->bits_per_element, r->bytes_per_token, r->fixed_bytes, r->decode_tok_s);
+               r->top1, r->bits_per_element, r->coded ? "true" : "false", r->bytes_per_token,
+               r->fixed_bytes, r->decode_tok_s);
         print_json_buckets(report, r);
     }
     printf("\n]}\n");
+}
+
+static void write_csv_text(FILE *file, const char *text)
+{
+    const bool quoted = strpbrk(text, ",\"\r\n") != NULL;
+
+    for (fputs(quoted ? "\"" : "", file); *text; text++)
+        fputs(*text == '"' ? "\"\"" : (const char[]){*text, '\0'}, file);
+    fputs(quoted ? "\"," : ",", file);
 }
 
 static void write_csv_line(FILE *file, const struct report *report, const struct report_row *r,
@@ -129,10 +150,11 @@ static void write_csv_line(FILE *file, const struct report *report, const struct
 {
     const double n = (double)s->n;
 
-    fprintf(file, "%s,%s,%s,%s,%s,%.6g,%.8g,%zu,%zu,%llu,%.9g,%.9g,%.9g\n", report->model,
-            report->text, r->kv, r->policy, r->vectors, r->bits_per_element, r->bytes_per_token,
-            from, to, (unsigned long long)s->n, score_perplexity(s), s->kl / n,
-            (double)s->n_agree / n);
+    write_csv_text(file, report->model);
+    write_csv_text(file, report->text);
+    fprintf(file, "%s,%s,%s,%.6g,%.8g,%zu,%zu,%llu,%.9g,%.9g,%.9g\n", r->kv, r->policy, r->vectors,
+            r->bits_per_element, r->bytes_per_token, from, to, (unsigned long long)s->n,
+            score_perplexity(s), s->kl / n, (double)s->n_agree / n);
 }
 
 bool report_write_csv(const struct report *report, const char *path, struct failure *failure)

@@ -18,6 +18,7 @@ struct report_row {
     double bits_per_element;    /* of codes with their parameters */
     double bytes_per_token;     /* in use at the end of a context */
     double fixed_bytes;         /* that do not grow with tokens */
+    bool coded;                 /* something is, at the end of a context */
     double decode_tok_s;
     const struct score *buckets; /* by position */
 };

@@ -296,18 +296,19 @@ static int study(struct study *s)
 
     if (ok)
         share_bits(s);
-    ok = ok && compare_ways(s) && (!s->o->csv || write_csv(s));
+    ok = ok && compare_ways(s);
+    const bool is_written = ok && (!s->o->csv || write_csv(s)); /* in the order of layers */
     if (ok && s->o->json)
         print_json(s);
     else if (ok)
         print_table(s);
-    else
+    if (!is_written)
         fprintf(stderr, "kvc-engine sensitivity: %s\n", s->failure.text);
     free(s->units);
     free(s->text.ids);
     calibration_close(&s->calibration);
     session_close(&s->session);
-    return ok ? EXIT_DONE : EXIT_FAILED;
+    return is_written ? EXIT_DONE : EXIT_FAILED;
 }
 
 int sensitivity_command(int argc, char **argv)
@@ -317,9 +318,11 @@ int sensitivity_command(int argc, char **argv)
         {"model", ARG_TEXT, &o.model, "FILE", "GGUF file (required)", 0, 0},
         {"file", ARG_TEXT, &o.file, "TXT", "text to predict (required)", 0, 0},
         {"calibration", ARG_TEXT, &o.calibration, "F|none",
-         "of calibrate (the model's own, if there is one)", 0, 0},
+         "of calibrate (the model's own, if there is one; none: measured on the first pages)", 0,
+         0},
         {"tokens", ARG_INTEGER, &o.tokens, "N",
-         "tokens of the first chunk that the heads are measured on (512)", 128, 1 << 20},
+         "tokens of the first chunk that the heads are measured on, at most --context (512)", 128,
+         1 << 20},
         {"context", ARG_INTEGER, &o.context, "N", "tokens of a chunk of the comparison (2048)", 128,
          1 << 20},
         {"chunks", ARG_INTEGER, &o.chunks, "N", "chunks of the comparison, which follow (2)", 1,
@@ -337,16 +340,17 @@ int sensitivity_command(int argc, char **argv)
 
     bool ok = args_parse(args, n_args, argc, argv, &help, &failure);
     if (ok && help) {
-        printf("Usage: kvc-engine sensitivity --model FILE --file TXT [OPTIONS]\n"
-               "What each layer and KV head costs when it alone has four bits, and what bits gain "
-               "that are given by that.\n\n");
+        printf(
+            "Usage: kvc-engine sensitivity --model FILE --file TXT [OPTIONS]\n"
+            "What each layer and KV head costs when it alone has four bits, and whether 5 bits an "
+            "element gain if they are given by that.\n\n");
         args_print_help(args, n_args);
         return EXIT_DONE;
     }
     if (ok && (!o.model || !o.file))
         ok = fail_with(&failure, "--model and --file are required");
     if (ok && o.tokens > o.context)
-        ok = fail_with(&failure, "--tokens are of one chunk: at most --context");
+        ok = fail_with(&failure, "--tokens lie in one chunk: they must not exceed --context");
     if (!ok) {
         fprintf(stderr, "kvc-engine sensitivity: %s\nTry 'kvc-engine sensitivity --help'.\n",
                 failure.text);

@@ -71,15 +71,23 @@ bool trial_start(struct trial *t, struct failure *failure)
     return true;
 }
 
-/* The tokens from position @p at on; those before the end of the sinks stay exact. */
+/* Tokens from position @p at on that are sinks of the row. */
+static size_t sinks_from(const struct trial *t, const struct trial_row *row, size_t at)
+{
+    const int32_t own = row->setting.recipe.sinks;
+    const size_t sinks = (size_t)(own >= 0 ? own : t->sink_tokens);
+
+    return at < sinks ? sinks - at : 0;
+}
+
+/* The tokens from position @p at on. */
 static struct forward_item item_of(const struct trial *t, const struct trial_row *row,
                                    const int32_t *tokens, size_t at, size_t n, size_t n_skip)
 {
-    const int32_t sinks = row->setting.recipe.sinks;
     struct forward_hook hook = {0};
 
-    if (row->recoder && at + n > (size_t)(sinks >= 0 ? sinks : t->sink_tokens))
-        hook = recoder_hook(row->recoder);
+    if (row->recoder)
+        hook = recoder_hook(row->recoder, sinks_from(t, row, at));
     if (row->article)
         hook = article_hook(row->article);
     return (struct forward_item){.cache = row->cache,
@@ -179,6 +187,7 @@ bool trial_measure_bytes(struct trial *t, size_t row, struct trial_bytes *out,
         return fail_with(failure, "cannot read the statistics of the cache");
     out->per_token = (double)stats.used_bytes / (double)t->n_context;
     out->fixed = (double)(stats.fixed_bytes - stats.free_page_bytes);
+    out->coded = stats.n_pages_sealed > 0 || t->rows[row].recoder || t->rows[row].article;
     return true;
 }
 

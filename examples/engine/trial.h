@@ -54,6 +54,7 @@ bool trial_read(struct trial *trial, const int32_t *chunk, size_t first, size_t 
  * came. */
 struct trial_bytes {
     double per_token, fixed;
+    bool coded; /* some page is, or all rows were before the cache */
 };
 bool trial_measure_bytes(struct trial *trial, size_t row, struct trial_bytes *out,
                          struct failure *failure);
