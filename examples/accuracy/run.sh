@@ -72,7 +72,7 @@ for name in smollm2 gemma; do
         --score-from 64 --bucket 1024
     if [ ! -f "$out/$name-heads.csv" ]; then
         step "$name: sensitivity of layers and heads"
-        "$engine" sensitivity --model "$model" --file "$models/text.txt" --chunks "$few" \
+        "$engine" sensitivity --model "$model" --file "$models/text.txt" --chunks "$some" \
             --csv "$out/$name-heads.csv.new" | tee "$out/$name-heads.txt"
         mv "$out/$name-heads.csv.new" "$out/$name-heads.csv"
     fi
