@@ -88,6 +88,10 @@ expect 0 run --config "$dir/c.yaml" --factor 1.5 --include 'model.layers.{3,4}.*
     --dry-run --json
 grep -q 'above 1' "$dir/err"
 json "d['factor'] == 1.5 and len(d['attentions']) == 2"
+# Repeated patterns add up.
+expect 0 run --include '*.3.*' --include '*.4.*' --include '*.[56].*' --exclude '*.4.*' \
+    --exclude '*.5.*' --dry-run --json
+json "[a['name'][13] for a in d['attentions']] == ['3', '6']"
 echo 'spec: {process: [{type: kv_smooth, smoth_factor: 1}]}' >"$dir/c.yaml"
 expect 1 run --config "$dir/c.yaml" --dry-run
 grep -q smoth_factor "$dir/err"

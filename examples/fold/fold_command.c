@@ -13,7 +13,8 @@
 
 struct options {
     const char *model, *observation, *output, *config, *model_config;
-    const char *rule, *include, *exclude, *order;
+    const char *rule, *order;
+    struct arg_list include, exclude;
     double factor; /* 0: not given */
     bool power_of_two, allow_rounding, force, dry_run, json;
 };
@@ -66,13 +67,13 @@ static void settle(struct job *job)
                    .n_include = job->config.n_include,
                    .exclude = (const char *const *)job->config.exclude,
                    .n_exclude = job->config.n_exclude}};
-    if (o->include) {
-        s->filter.include = &o->include;
-        s->filter.n_include = 1;
+    if (o->include.n > 0) {
+        s->filter.include = o->include.items;
+        s->filter.n_include = o->include.n;
     }
-    if (o->exclude) {
-        s->filter.exclude = &o->exclude;
-        s->filter.n_exclude = 1;
+    if (o->exclude.n > 0) {
+        s->filter.exclude = o->exclude.items;
+        s->filter.n_exclude = o->exclude.n;
     }
 }
 
@@ -156,8 +157,9 @@ int fold_command(int argc, char **argv)
          0},
         {"config", ARG_TEXT, &o.config, "YAML", "settings as in article 003; options win", 0, 0},
         {"factor", ARG_REAL, &o.factor, "X", "smooth_factor (1)", 1e-6, 1e6},
-        {"include", ARG_TEXT, &o.include, "PATTERN", "attentions to fold (*)", 0, 0},
-        {"exclude", ARG_TEXT, &o.exclude, "PATTERN", "attentions to leave alone", 0, 0},
+        {"include", ARG_LIST, &o.include, "PATTERN", "attentions to fold; may be repeated (*)", 0,
+         0},
+        {"exclude", ARG_LIST, &o.exclude, "PATTERN", "to leave alone; may be repeated", 0, 0},
         {"rule", ARG_CHOICE, &o.rule, "absmax|balance", "how scales follow (absmax)", 0, 0},
         {"power-of-two", ARG_FLAG, &o.power_of_two, "", "scales that round nothing", 0, 0},
         {"allow-rounding", ARG_FLAG, &o.allow_rounding, "", "however much is rounded", 0, 0},
