@@ -1,6 +1,7 @@
 /* A model's file for a fold: what both formats share. */
 #include "checkpoint.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,6 +32,25 @@ bool checkpoint_allocate(struct checkpoint *c, struct failure *failure)
     c->record.scales = calloc(c->n_layers * checkpoint_width(c), sizeof(*c->record.scales));
     return (c->attentions && c->record.folded && c->record.scales) ||
            fail_with(failure, "out of memory");
+}
+
+static bool is_scale(float x)
+{
+    return isfinite(x) && x > 0.0f;
+}
+
+bool checkpoint_check_record(const struct checkpoint *c, struct failure *failure)
+{
+    const size_t n = checkpoint_width(c);
+
+    if (!is_scale(c->record.factor))
+        return fail_with(failure, RECORD_PREFIX "factor is %g, which is no factor",
+                         (double)c->record.factor);
+    for (size_t i = 0; i < c->n_layers * n; i++)
+        if (c->record.folded[i / n] && !is_scale(c->record.scales[i]))
+            return fail_with(failure, RECORD_PREFIX "scale.%zu has a %g, which is no scale", i / n,
+                             (double)c->record.scales[i]);
+    return true;
 }
 
 bool checkpoint_open(const char *path, const char *config_path, struct checkpoint *out,

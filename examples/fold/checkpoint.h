@@ -71,6 +71,9 @@ bool checkpoint_allocate(struct checkpoint *checkpoint, struct failure *failure)
 bool checkpoint_replace_head(struct checkpoint *checkpoint, const void *head, size_t head_size,
                              size_t tail, struct failure *failure);
 
+/* For both: whether a record that was read has numbers that a fold can have used. */
+bool checkpoint_check_record(const struct checkpoint *checkpoint, struct failure *failure);
+
 /* Floats of one layer, in record and in observations. */
 size_t checkpoint_width(const struct checkpoint *checkpoint);
 

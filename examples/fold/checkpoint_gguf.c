@@ -184,7 +184,7 @@ static bool read_record(struct checkpoint *c, struct failure *failure)
     for (size_t layer = 0; layer < c->n_layers; layer++)
         if (!read_scales(c, layer, failure))
             return false;
-    return true;
+    return checkpoint_check_record(c, failure);
 }
 
 bool checkpoint_read_gguf(struct checkpoint *c, struct failure *failure)

@@ -247,7 +247,7 @@ static bool read_record(struct checkpoint *c, struct failure *failure)
         if (text && !read_numbers(text, c->record.scales + layer * n, n))
             return fail_with(failure, "%s is not %zu numbers", key, n);
     }
-    return true;
+    return checkpoint_check_record(c, failure);
 }
 
 bool checkpoint_read_safetensors(const char *path, const char *config_path, struct checkpoint *c,
