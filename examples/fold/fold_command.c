@@ -109,9 +109,9 @@ static void print_result(const struct job *job)
                                        .layers = job->layers,
                                        .factor = (double)job->settings.factor,
                                        .power_of_two = job->settings.power_of_two,
-                                       .with_change = true};
+                                       .dry_run = job->o->dry_run};
 
-    (job->o->json ? fold_print_json : fold_print_table)(&result);
+    fold_print(&result, job->o->json);
 }
 
 static bool write_model(struct job *job, struct failure *failure)
