@@ -90,6 +90,11 @@ grep -q 'not folded' "$dir/err"
 expect 1 "$fold" check --original "$dir/p.gguf" --model "$model"
 expect 1 "$fold" check --original "$model" --model "$model"
 expect 1 "$fold" fold --model "$dir/text.txt" --observation "$dir/m.kvcal" --output "$dir/n.gguf"
+grep -q 'neither a GGUF nor a safetensors file' "$dir/err"
+expect 1 run --output "$dir/n.gguf" --observed-order file
+grep -q 'observed-order is for safetensors files' "$dir/err"
+expect 1 run --output "$dir/n.gguf" --model-config "$dir/text.txt"
+grep -q 'model-config is for safetensors files' "$dir/err"
 expect 1 "$fold" fold --model "$model" --observation "$dir/text.txt" --output "$dir/n.gguf"
 expect 1 run --output "$dir/no/folder/n.gguf"
 expect 2 run --output "$dir/n.gguf" --factor 0

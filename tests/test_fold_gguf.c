@@ -768,6 +768,71 @@ static void finds_what_differs_from_a_fold(void **state)
     checkpoint_close(&is);
 }
 
+static void finds_metadata_that_differ(void **state)
+{
+    struct tiny t = {.architecture = "llama",
+                     .type = 1,
+                     .n_cols = 32,
+                     .n_layers = 1,
+                     .extra_key = "general.quantization_version",
+                     .extra_value = 2};
+    struct folded_layer layers[1];
+    struct failure failure;
+
+    (void)state;
+    write_model(&t);
+    struct checkpoint was = open_model(), is = open_model();
+    must_fold(&is, &plain);
+    assert_true(folding_compare(ctx, &was, &is, layers, &failure));
+    for (int i = 0; i < 2; i++) { /* another value; one less */
+        t.extra_value = 3;
+        t.extra_key = i ? NULL : t.extra_key;
+        write_model(&t);
+        struct checkpoint other = open_model();
+        assert_false(folding_compare(ctx, &other, &is, layers, &failure));
+        assert_non_null(strstr(failure.text, "general.quantization_version"));
+        checkpoint_close(&other);
+    }
+    checkpoint_close(&was);
+    checkpoint_close(&is);
+}
+
+static void finds_tensors_of_another_type_or_shape(void **state)
+{
+    const struct tiny t = {.architecture = "llama", .type = 1, .n_cols = 32, .n_layers = 1};
+    struct folded_layer layers[1];
+    struct failure failure;
+
+    (void)state;
+    write_model(&t);
+    struct checkpoint was = open_model(), is = open_model();
+    must_fold(&is, &plain);
+    struct gguf_tensor *v = &is.gguf.tensors[2];
+    assert_true(gguf_text_is(v->name, "blk.0.attn_v.weight"));
+    v->type = 30; /* of as many bytes */
+    assert_false(folding_compare(ctx, &was, &is, layers, &failure));
+    assert_non_null(strstr(failure.text, "blk.0.attn_v.weight is of another type"));
+    v->type = 1;
+    v->dims[0] = 16;
+    v->dims[1] = 2;
+    assert_false(folding_compare(ctx, &was, &is, layers, &failure));
+    assert_non_null(strstr(failure.text, "blk.0.attn_v.weight is of another type"));
+    checkpoint_close(&was);
+    checkpoint_close(&is);
+}
+
+static void takes_no_config(void **state)
+{
+    const struct tiny t = {.architecture = "llama", .type = 8, .n_cols = 32, .n_layers = 1};
+    struct checkpoint c;
+    struct failure failure = {""};
+
+    (void)state;
+    write_model(&t);
+    assert_false(checkpoint_open(path, "config.json", &c, &failure));
+    assert_non_null(strstr(failure.text, "--model-config is for safetensors files"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -790,6 +855,9 @@ int main(void)
         cmocka_unit_test(one_infinite_number_hides_no_other),
         cmocka_unit_test(limits_numbers_whatever_scores_may_do),
         cmocka_unit_test(finds_what_differs_from_a_fold),
+        cmocka_unit_test(finds_metadata_that_differ),
+        cmocka_unit_test(finds_tensors_of_another_type_or_shape),
+        cmocka_unit_test(takes_no_config),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -53,6 +53,11 @@ void checkpoint_close(struct checkpoint *checkpoint);
  * and tensors are gone after that, names and the record stay. */
 bool checkpoint_write_record(struct checkpoint *checkpoint, struct failure *failure);
 
+/* Whether two files of one format say the same of what they hold: metadata but for records, and
+ * names, types, shapes and order of tensors. */
+bool checkpoint_same_head(const struct checkpoint *a, const struct checkpoint *b,
+                          struct failure *failure);
+
 /* Tensor @p i of the file; false beyond the last. */
 bool checkpoint_tensor(const struct checkpoint *checkpoint, size_t i, struct gguf_text *name,
                        const uint8_t **data, size_t *n_bytes);
@@ -63,6 +68,10 @@ bool checkpoint_read_safetensors(const char *path, const char *config_path,
                                  struct checkpoint *checkpoint, struct failure *failure);
 bool checkpoint_write_gguf(struct checkpoint *checkpoint, struct failure *failure);
 bool checkpoint_write_safetensors(struct checkpoint *checkpoint, struct failure *failure);
+bool checkpoint_same_head_gguf(const struct checkpoint *a, const struct checkpoint *b,
+                               struct failure *failure);
+bool checkpoint_same_head_safetensors(const struct checkpoint *a, const struct checkpoint *b,
+                                      struct failure *failure);
 
 /* For both: room for the attentions and their record, once the shape is known and sane. */
 bool checkpoint_allocate(struct checkpoint *checkpoint, struct failure *failure);

@@ -96,6 +96,8 @@ static bool open_model(struct job *job, struct failure *failure)
     fprintf(stderr, "reading %s\n", job->o->model);
     if (!checkpoint_open(job->o->model, job->o->model_config, &job->checkpoint, failure))
         return false;
+    if (job->o->order && job->checkpoint.is_gguf)
+        return fail_with(failure, "--observed-order is for safetensors files");
     job->layers = calloc(job->checkpoint.n_layers, sizeof(*job->layers));
     return job->layers || fail_with(failure, "out of memory");
 }

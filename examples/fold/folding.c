@@ -414,25 +414,21 @@ static bool is_folded_data(const struct checkpoint *folded, const uint8_t *data)
     return false;
 }
 
-/* All tensors in the same order, and equal if no fold changed them. */
+/* Of files with the same head: all tensors are equal that no fold changed. */
 static bool check_rest(const struct checkpoint *original, const struct checkpoint *folded,
                        struct failure *failure)
 {
-    for (size_t i = 0;; i++) {
-        struct gguf_text a, b;
-        const uint8_t *data_a, *data_b;
-        size_t size_a, size_b;
-        const bool one = checkpoint_tensor(original, i, &a, &data_a, &size_a);
-        const bool other = checkpoint_tensor(folded, i, &b, &data_b, &size_b);
-        if (!one && !other)
-            return true;
-        if (!one || !other || a.size != b.size || memcmp(a.data, b.data, a.size) != 0 ||
-            size_a != size_b)
-            return fail_with(failure, "the files have different tensors");
-        if (!is_folded_data(folded, data_b) && memcmp(data_a, data_b, size_a) != 0)
+    struct gguf_text name;
+    const uint8_t *was, *is;
+    size_t n_was, n_is;
+
+    for (size_t i = 0; checkpoint_tensor(original, i, &name, &was, &n_was) &&
+                       checkpoint_tensor(folded, i, &name, &is, &n_is);
+         i++)
+        if (!is_folded_data(folded, is) && (n_was != n_is || memcmp(was, is, n_is) != 0))
             return fail_with(failure, "tensor %.*s differs, and no fold changes it",
-                             (int)(a.size < 100 ? a.size : 100), a.data);
-    }
+                             (int)(name.size < 100 ? name.size : 100), name.data);
+    return true;
 }
 
 static bool compare_attention(kvc_ctx *ctx, const struct checkpoint *original,
@@ -473,7 +469,7 @@ bool folding_compare(kvc_ctx *ctx, const struct checkpoint *original,
         original->n_layers != folded->n_layers || original->n_heads != folded->n_heads ||
         original->n_kv_heads != folded->n_kv_heads || original->head_dim != folded->head_dim)
         return fail_with(failure, "the files are of different models");
-    if (!check_rest(original, folded, failure))
+    if (!checkpoint_same_head(original, folded, failure) || !check_rest(original, folded, failure))
         return false;
     for (size_t layer = 0; layer < folded->n_layers; layer++) {
         results[layer] = (struct folded_layer){0};

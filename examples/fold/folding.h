@@ -52,7 +52,8 @@ bool folding_undo(kvc_ctx *ctx, bool allow_rounding, struct checkpoint *checkpoi
                   struct folded_layer *results, struct failure *failure);
 
 /* Compares a model with its fold: numbers against the record, scores on random rows; and that
- * nothing else differs. Fills results; the limits are the caller's. */
+ * nothing else differs, in tensors, their types and shapes, and metadata. Fills results; the limits
+ * are the caller's. */
 bool folding_compare(kvc_ctx *ctx, const struct checkpoint *original,
                      const struct checkpoint *folded, struct folded_layer *results,
                      struct failure *failure);
