@@ -87,7 +87,7 @@ int check_command(int argc, char **argv)
          "config.json of safetensors (beside each model)", 0, 0},
         {"max-change", ARG_REAL, &o.max_change, "X",
          "of scores (1e-5, or 4 times the largest rounding)", 0, 1},
-        {"allow-rounding", ARG_FLAG, &o.allow_rounding, "", "however much is rounded", 0, 0},
+        {"allow-rounding", ARG_FLAG, &o.allow_rounding, "", "if the fold was made with it", 0, 0},
         {"json", ARG_FLAG, &o.json, "", "print JSON", 0, 0},
     };
     const size_t n_args = sizeof(args) / sizeof(*args);
@@ -97,8 +97,8 @@ int check_command(int argc, char **argv)
     bool ok = args_parse(args, n_args, argc, argv, &help, &failure);
     if (ok && help) {
         printf("Usage: kvc-fold check --original FILE --model FILE [OPTIONS]\n"
-               "Compare a folded model with the original: every tensor, and scores on random "
-               "rows.\n\n");
+               "Compare a folded model with the original: metadata, every tensor, and scores on "
+               "random rows.\n\n");
         args_print_help(args, n_args);
         return FOLD_DONE;
     }

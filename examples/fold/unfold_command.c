@@ -64,7 +64,7 @@ int unfold_command(int argc, char **argv)
         {"model", ARG_TEXT, &o.model, "FILE", "folded by this program (required)", 0, 0},
         {"output", ARG_TEXT, &o.output, "FILE", "the model as it was (required without --dry-run)",
          0, 0},
-        {"allow-rounding", ARG_FLAG, &o.allow_rounding, "", "however much is rounded", 0, 0},
+        {"allow-rounding", ARG_FLAG, &o.allow_rounding, "", "if the fold was made with it", 0, 0},
         {"model-config", ARG_TEXT, &o.model_config, "JSON",
          "config.json of safetensors (beside the model)", 0, 0},
         {"dry-run", ARG_FLAG, &o.dry_run, "", "write nothing", 0, 0},
