@@ -700,6 +700,24 @@ static void finds_numbers_that_are_none_any_more(void **state)
     }
 }
 
+/* What the record makes of a number must be one. */
+static void finds_scales_that_make_no_number(void **state)
+{
+    const struct tiny t = {.architecture = "llama", .type = 0, .n_cols = 32, .n_layers = 1};
+    struct folded_layer layers[1];
+    struct failure failure;
+
+    (void)state;
+    write_model(&t);
+    struct checkpoint was = open_model(), is = open_model();
+    must_fold(&is, &plain);
+    is.record.scales[0] = NAN;
+    assert_true(folding_compare(ctx, &was, &is, layers, &failure));
+    assert_true(isinf(layers[0].rounding.max_error));
+    checkpoint_close(&was);
+    checkpoint_close(&is);
+}
+
 /* A row's level is that of its numbers, so that others are not hidden. */
 static void one_infinite_number_hides_no_other(void **state)
 {
@@ -852,6 +870,7 @@ int main(void)
         cmocka_unit_test(names_a_weight_that_is_missing),
         cmocka_unit_test(refuses_an_observation_of_another_shape),
         cmocka_unit_test(finds_numbers_that_are_none_any_more),
+        cmocka_unit_test(finds_scales_that_make_no_number),
         cmocka_unit_test(one_infinite_number_hides_no_other),
         cmocka_unit_test(limits_numbers_whatever_scores_may_do),
         cmocka_unit_test(finds_what_differs_from_a_fold),
