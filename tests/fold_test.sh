@@ -29,7 +29,8 @@ run()
 
 # A dry run writes nothing.
 expect 0 run --dry-run --json
-json "'output' not in d and d['architecture'] == 'llama' and d['type'] == 'state-rope-linear'"
+grep -q 'nothing was written' "$dir/err"
+json "'output' not in d and d['dry_run'] and d['architecture'] == 'llama' and d['type'] == 'state-rope-linear'"
 json "len(d['attentions']) == 30 and d['factor'] == 1 and not d['power_of_two']"
 json "0 < d['max_error'] < 1e-3 and 0 < d['change'] < 1e-2 and d['overflow'] == 0"
 
@@ -40,9 +41,40 @@ json "d['rounded'] == 0 and d['change'] == 0 and d['min_scale'] < 1 < d['max_sca
 expect 0 "$fold" check --original "$model" --model "$dir/p.gguf" --max-change 0 --json
 json "d['change'] == 0 and d['max_error'] == 0"
 expect 0 "$fold" unfold --model "$dir/p.gguf" --output "$dir/u.gguf" --json
+json "d['change'] == 0 and not d['dry_run'] and d['output']"
 cmp "$model" "$dir/u.gguf"
+expect 0 "$fold" unfold --model "$dir/p.gguf" --dry-run
+grep -q 'nothing was written' "$dir/err"
+grep -q 'change$' "$dir/out"
+grep -q '^s: the scales' "$dir/out"
+if grep ' $' "$dir/out"; then
+    exit 1
+fi
 [ "$sum" = "$(sha256sum <"$model")" ]
 rm "$dir/u.gguf"
+
+# damage VALUE: a copy whose record has another scale of the first channel: d.gguf.
+damage()
+{
+    python3 - "$dir/p.gguf" "$dir/d.gguf" "$1" <<'PY'
+import struct, sys
+data = bytearray(open(sys.argv[1], 'rb').read())
+key = b'kvc.kvsmooth.scale.0'
+at = data.index(key) + len(key) + 4 + 4 + 8
+struct.pack_into('<f', data, at, float(sys.argv[3]) * struct.unpack_from('<f', data, at)[0])
+open(sys.argv[2], 'wb').write(data)
+PY
+}
+
+# A damaged record is refused before anything is written.
+damage 8
+expect 1 "$fold" unfold --model "$dir/d.gguf" --output "$dir/u.gguf"
+grep -q 'scores change' "$dir/err"
+damage nan
+expect 1 "$fold" unfold --model "$dir/d.gguf" --output "$dir/u.gguf"
+grep -q 'scale.0 has a nan' "$dir/err"
+expect 1 "$fold" check --original "$model" --model "$dir/d.gguf"
+rm "$dir/d.gguf"
 
 # Refusals leave no file and no change.
 expect 1 run --output "$dir/p.gguf"
@@ -58,6 +90,11 @@ grep -q 'not folded' "$dir/err"
 expect 1 "$fold" check --original "$dir/p.gguf" --model "$model"
 expect 1 "$fold" check --original "$model" --model "$model"
 expect 1 "$fold" fold --model "$dir/text.txt" --observation "$dir/m.kvcal" --output "$dir/n.gguf"
+grep -q 'neither a GGUF nor a safetensors file' "$dir/err"
+expect 1 run --output "$dir/n.gguf" --observed-order file
+grep -q 'observed-order is for safetensors files' "$dir/err"
+expect 1 run --output "$dir/n.gguf" --model-config "$dir/text.txt"
+grep -q 'model-config is for safetensors files' "$dir/err"
 expect 1 "$fold" fold --model "$model" --observation "$dir/text.txt" --output "$dir/n.gguf"
 expect 1 run --output "$dir/no/folder/n.gguf"
 expect 2 run --output "$dir/n.gguf" --factor 0
@@ -88,6 +125,10 @@ expect 0 run --config "$dir/c.yaml" --factor 1.5 --include 'model.layers.{3,4}.*
     --dry-run --json
 grep -q 'above 1' "$dir/err"
 json "d['factor'] == 1.5 and len(d['attentions']) == 2"
+# Repeated patterns add up.
+expect 0 run --include '*.3.*' --include '*.4.*' --include '*.[56].*' --exclude '*.4.*' \
+    --exclude '*.5.*' --dry-run --json
+json "[a['name'][13] for a in d['attentions']] == ['3', '6']"
 echo 'spec: {process: [{type: kv_smooth, smoth_factor: 1}]}' >"$dir/c.yaml"
 expect 1 run --config "$dir/c.yaml" --dry-run
 grep -q smoth_factor "$dir/err"
@@ -96,7 +137,13 @@ grep -q smoth_factor "$dir/err"
 expect 0 run --output "$dir/f.gguf"
 expect 0 "$fold" check --original "$model" --model "$dir/f.gguf" --json
 json "0 < d['max_error'] < 1e-3"
-expect 1 "$fold" check --original "$model" --model "$dir/f.gguf" --max-change 0
+# check prints what it has measured, and names each attention beyond the limit.
+status=0
+"$fold" check --original "$model" --model "$dir/f.gguf" --max-change 0 --json \
+    >"$dir/out" 2>"$dir/err" || status=$?
+[ $status = 1 ]
+json "d['change'] > 0 and len(d['attentions']) == 30"
+[ "$(grep -c 'scores change' "$dir/err")" = 30 ]
 size=$(stat -c %s "$dir/f.gguf")
 printf '\377' | dd of="$dir/f.gguf" bs=1 seek=$((size - 100)) conv=notrunc status=none
 expect 1 "$fold" check --original "$model" --model "$dir/f.gguf"

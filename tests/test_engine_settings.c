@@ -51,6 +51,31 @@ static void pairs_take_two_values(void **state)
     assert_string_equal(ask[1], "--flag");
 }
 
+static void repeated_options_add_to_their_list(void **state)
+{
+    struct arg_list list = {.n = 0};
+    bool help;
+    const struct arg args[] = {{"include", ARG_LIST, &list, "PATTERN", "", 0, 0}};
+    char *two[] = {"--include", "a", "--include=b"}, *many[2 * ARG_LIST_MAX];
+    struct failure failure;
+
+    (void)state;
+    assert_true(args_parse(args, 1, 3, two, &help, &failure));
+    assert_int_equal(list.n, 2);
+    assert_string_equal(list.items[0], "a");
+    assert_string_equal(list.items[1], "b");
+    assert_false(args_parse(args, 1, 1, two, &help, &failure)); /* no value */
+    for (int i = 0; i < ARG_LIST_MAX; i++) {
+        many[2 * i] = two[0];
+        many[2 * i + 1] = two[1];
+    }
+    list.n = 0;
+    assert_true(args_parse(args, 1, 2 * ARG_LIST_MAX, many, &help, &failure));
+    assert_int_equal(list.n, ARG_LIST_MAX);
+    assert_false(args_parse(args, 1, 2, two, &help, &failure));
+    assert_non_null(strstr(failure.text, "--include"));
+}
+
 /* The fastest pair stays, the slowest turns by the factor less. */
 static void scalings_stretch_the_context(void **state)
 {
@@ -135,6 +160,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lists_end_where_their_items_do),
         cmocka_unit_test(pairs_take_two_values),
+        cmocka_unit_test(repeated_options_add_to_their_list),
         cmocka_unit_test(scalings_stretch_the_context),
         cmocka_unit_test(policies_keep_their_share_of_the_rows),
         cmocka_unit_test(profiles_are_those_of_the_library),

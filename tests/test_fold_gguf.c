@@ -354,7 +354,7 @@ static void rounds_nothing_with_powers_of_two_and_unfolds_to_the_same_bytes(void
         checkpoint_close(&is);
         is = open_model();
         assert_true(is.record.is_there && is.record.factor == 1.0f && is.record.folded[0]);
-        assert_true(folding_undo(ctx, &is, layers, &failure));
+        assert_true(folding_undo(ctx, false, &is, layers, &failure));
         assert_true(checkpoint_write_record(&is, &failure));
         assert_int_equal(is.size, was.size);
         assert_memory_equal(is.bytes, was.bytes, was.size);
@@ -378,7 +378,7 @@ static void takes_the_bias_along_and_back(void **state)
     struct checkpoint was = open_model(), is = open_model();
     must_fold(&is, &plain);
     check_attention(&was, &is, 0, scales, 1e-6);
-    assert_true(folding_undo(ctx, &is, layers, &failure));
+    assert_true(folding_undo(ctx, false, &is, layers, &failure));
     for (size_t c = 0; c < K_ROWS; c++)
         scales[c] = 1.0;
     check_attention(&was, &is, 0, scales, 1.2e-7);
@@ -502,7 +502,7 @@ static void refuses_to_fold_twice_or_to_unfold_what_is_not_folded(void **state)
     (void)state;
     write_model(&t);
     struct checkpoint c = open_model();
-    assert_false(folding_undo(ctx, &c, layers, &failure));
+    assert_false(folding_undo(ctx, false, &c, layers, &failure));
     assert_non_null(strstr(failure.text, "not folded"));
     must_fold(&c, &plain);
     assert_true(checkpoint_write_record(&c, &failure));
@@ -511,6 +511,75 @@ static void refuses_to_fold_twice_or_to_unfold_what_is_not_folded(void **state)
     c = open_model();
     assert_false(fold(&c, &plain, layers, &failure));
     assert_non_null(strstr(failure.text, "folded already"));
+    checkpoint_close(&c);
+}
+
+/* Folds the tiny model, sets one scale of the record, and writes it. */
+static void write_with_scale(const struct tiny *t, size_t channel, float scale)
+{
+    struct failure failure;
+
+    write_model(t);
+    struct checkpoint c = open_model();
+    must_fold(&c, &plain);
+    c.record.scales[channel] = scale;
+    assert_true(checkpoint_write_record(&c, &failure));
+    assert_true(file_write(path, c.bytes, c.size, &failure));
+    checkpoint_close(&c);
+}
+
+static void refuses_records_of_scales_that_are_none(void **state)
+{
+    static const float none[] = {NAN, INFINITY, -INFINITY, 0.0f, -1.0f};
+    const struct tiny t = {.architecture = "llama", .type = 8, .n_cols = 32, .n_layers = 1};
+    struct checkpoint c;
+    struct failure failure = {""};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(none) / sizeof(*none); i++) {
+        write_with_scale(&t, 5, none[i]);
+        assert_false(checkpoint_open(path, NULL, &c, &failure));
+        assert_non_null(strstr(failure.text, "scale.0"));
+    }
+}
+
+/* Of a pair of channels one scale is damaged: the rows would be rounded by nothing. */
+static void refuses_to_unfold_what_changes_scores(void **state)
+{
+    const struct tiny t = {.architecture = "llama", .type = 0, .n_cols = 32, .n_layers = 1};
+    struct folded_layer layers[1];
+    struct failure failure = {""};
+
+    (void)state;
+    write_model(&t);
+    struct checkpoint c = open_model();
+    must_fold(&c, &plain);
+    const float scale = c.record.scales[2];
+    checkpoint_close(&c);
+    write_with_scale(&t, 2, scale);
+    c = open_model();
+    assert_true(folding_undo(ctx, false, &c, layers, &failure));
+    assert_true(layers[0].change <= 1e-5);
+    checkpoint_close(&c);
+    write_with_scale(&t, 2, 8.0f * scale);
+    c = open_model();
+    assert_false(folding_undo(ctx, true, &c, layers, &failure));
+    assert_non_null(strstr(failure.text, "scores"));
+    checkpoint_close(&c);
+}
+
+/* The record says more than halves can hold. */
+static void refuses_to_unfold_with_overflow(void **state)
+{
+    const struct tiny t = {.architecture = "llama", .type = 8, .n_cols = 32, .n_layers = 1};
+    struct folded_layer layers[1];
+    struct failure failure = {""};
+
+    (void)state;
+    write_with_scale(&t, 0, 1e8f);
+    struct checkpoint c = open_model();
+    assert_false(folding_undo(ctx, false, &c, layers, &failure));
+    assert_non_null(strstr(failure.text, "overflow"));
     checkpoint_close(&c);
 }
 
@@ -605,6 +674,91 @@ static void refuses_an_observation_of_another_shape(void **state)
     }
 }
 
+/* Neither a number that was none before hides it, nor does a limit allow it. */
+static void finds_numbers_that_are_none_any_more(void **state)
+{
+    const struct tiny t = {.architecture = "llama", .type = 0, .n_cols = 32, .n_layers = 1};
+    const struct folding_limits all = {.allow_rounding = true, .max_change = 1.0};
+    const float lost[] = {NAN, INFINITY};
+    const float before = INFINITY;
+    struct folded_layer layers[1];
+    struct failure failure;
+
+    (void)state;
+    write_model(&t);
+    for (size_t i = 0; i < 2; i++) {
+        struct checkpoint was = open_model(), is = open_model();
+        memcpy(was.attentions[0].k.data, &before, sizeof(before));
+        must_fold(&is, &plain);
+        memcpy(is.attentions[0].k.data + sizeof(float), &lost[i], sizeof(float));
+        assert_true(folding_compare(ctx, &was, &is, layers, &failure));
+        assert_true(isinf(layers[0].rounding.max_error));
+        assert_false(folding_check_limits(&all, "x", &layers[0], &failure));
+        assert_non_null(strstr(failure.text, "lost"));
+        checkpoint_close(&was);
+        checkpoint_close(&is);
+    }
+}
+
+/* What the record makes of a number must be one. */
+static void finds_scales_that_make_no_number(void **state)
+{
+    const struct tiny t = {.architecture = "llama", .type = 0, .n_cols = 32, .n_layers = 1};
+    struct folded_layer layers[1];
+    struct failure failure;
+
+    (void)state;
+    write_model(&t);
+    struct checkpoint was = open_model(), is = open_model();
+    must_fold(&is, &plain);
+    is.record.scales[0] = NAN;
+    assert_true(folding_compare(ctx, &was, &is, layers, &failure));
+    assert_true(isinf(layers[0].rounding.max_error));
+    checkpoint_close(&was);
+    checkpoint_close(&is);
+}
+
+/* A row's level is that of its numbers, so that others are not hidden. */
+static void one_infinite_number_hides_no_other(void **state)
+{
+    const struct tiny t = {.architecture = "llama", .type = 0, .n_cols = 32, .n_layers = 1};
+    const float before = INFINITY, other = 1.0f;
+    struct folded_layer layers[1];
+    struct failure failure;
+
+    (void)state;
+    write_model(&t);
+    struct checkpoint was = open_model(), is = open_model();
+    memcpy(was.attentions[0].k.data, &before, sizeof(before));
+    must_fold(&is, &plain);
+    memcpy(is.attentions[0].k.data + sizeof(float), &other, sizeof(float));
+    assert_true(folding_compare(ctx, &was, &is, layers, &failure));
+    assert_true(layers[0].rounding.max_error > 1.0);
+    checkpoint_close(&was);
+    checkpoint_close(&is);
+}
+
+/* Another limit of scores is none of numbers. */
+static void limits_numbers_whatever_scores_may_do(void **state)
+{
+    struct folded_layer layer = {.is_folded = true, .change = 0.5};
+    struct folding_limits limits = {.max_change = 1.0, .advice = ""};
+    struct failure failure;
+
+    (void)state;
+    layer.rounding.n_inexact = 1;
+    layer.rounding.max_error = 0.02;
+    assert_false(folding_check_limits(&limits, "x", &layer, &failure));
+    assert_non_null(strstr(failure.text, "rounded"));
+    limits.allow_rounding = true;
+    assert_true(folding_check_limits(&limits, "x", &layer, &failure));
+    limits.max_change = -1.0;
+    assert_false(folding_check_limits(&limits, "x", &layer, &failure));
+    assert_non_null(strstr(failure.text, "scores"));
+    layer.change = 0.05; /* 4 times 0.02 are allowed */
+    assert_true(folding_check_limits(&limits, "x", &layer, &failure));
+}
+
 static void finds_what_differs_from_a_fold(void **state)
 {
     const struct tiny t = {.architecture = "llama", .type = 1, .n_cols = 32, .n_layers = 2};
@@ -632,6 +786,71 @@ static void finds_what_differs_from_a_fold(void **state)
     checkpoint_close(&is);
 }
 
+static void finds_metadata_that_differ(void **state)
+{
+    struct tiny t = {.architecture = "llama",
+                     .type = 1,
+                     .n_cols = 32,
+                     .n_layers = 1,
+                     .extra_key = "general.quantization_version",
+                     .extra_value = 2};
+    struct folded_layer layers[1];
+    struct failure failure;
+
+    (void)state;
+    write_model(&t);
+    struct checkpoint was = open_model(), is = open_model();
+    must_fold(&is, &plain);
+    assert_true(folding_compare(ctx, &was, &is, layers, &failure));
+    for (int i = 0; i < 2; i++) { /* another value; one less */
+        t.extra_value = 3;
+        t.extra_key = i ? NULL : t.extra_key;
+        write_model(&t);
+        struct checkpoint other = open_model();
+        assert_false(folding_compare(ctx, &other, &is, layers, &failure));
+        assert_non_null(strstr(failure.text, "general.quantization_version"));
+        checkpoint_close(&other);
+    }
+    checkpoint_close(&was);
+    checkpoint_close(&is);
+}
+
+static void finds_tensors_of_another_type_or_shape(void **state)
+{
+    const struct tiny t = {.architecture = "llama", .type = 1, .n_cols = 32, .n_layers = 1};
+    struct folded_layer layers[1];
+    struct failure failure;
+
+    (void)state;
+    write_model(&t);
+    struct checkpoint was = open_model(), is = open_model();
+    must_fold(&is, &plain);
+    struct gguf_tensor *v = &is.gguf.tensors[2];
+    assert_true(gguf_text_is(v->name, "blk.0.attn_v.weight"));
+    v->type = 30; /* of as many bytes */
+    assert_false(folding_compare(ctx, &was, &is, layers, &failure));
+    assert_non_null(strstr(failure.text, "blk.0.attn_v.weight is of another type"));
+    v->type = 1;
+    v->dims[0] = 16;
+    v->dims[1] = 2;
+    assert_false(folding_compare(ctx, &was, &is, layers, &failure));
+    assert_non_null(strstr(failure.text, "blk.0.attn_v.weight is of another type"));
+    checkpoint_close(&was);
+    checkpoint_close(&is);
+}
+
+static void takes_no_config(void **state)
+{
+    const struct tiny t = {.architecture = "llama", .type = 8, .n_cols = 32, .n_layers = 1};
+    struct checkpoint c;
+    struct failure failure = {""};
+
+    (void)state;
+    write_model(&t);
+    assert_false(checkpoint_open(path, "config.json", &c, &failure));
+    assert_non_null(strstr(failure.text, "--model-config is for safetensors files"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -643,11 +862,21 @@ int main(void)
         cmocka_unit_test(gives_a_dead_channel_a_finite_scale),
         cmocka_unit_test(folds_what_is_included_and_not_excluded),
         cmocka_unit_test(refuses_to_fold_twice_or_to_unfold_what_is_not_folded),
+        cmocka_unit_test(refuses_records_of_scales_that_are_none),
+        cmocka_unit_test(refuses_to_unfold_what_changes_scores),
+        cmocka_unit_test(refuses_to_unfold_with_overflow),
         cmocka_unit_test(refuses_more_rounding_than_allowed),
         cmocka_unit_test(refuses_models_that_a_fold_would_break),
         cmocka_unit_test(names_a_weight_that_is_missing),
         cmocka_unit_test(refuses_an_observation_of_another_shape),
+        cmocka_unit_test(finds_numbers_that_are_none_any_more),
+        cmocka_unit_test(finds_scales_that_make_no_number),
+        cmocka_unit_test(one_infinite_number_hides_no_other),
+        cmocka_unit_test(limits_numbers_whatever_scores_may_do),
         cmocka_unit_test(finds_what_differs_from_a_fold),
+        cmocka_unit_test(finds_metadata_that_differ),
+        cmocka_unit_test(finds_tensors_of_another_type_or_shape),
+        cmocka_unit_test(takes_no_config),
     };
 
     return cmocka_run_group_tests(tests, set_up, tear_down);

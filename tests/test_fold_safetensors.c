@@ -434,7 +434,7 @@ static void gives_the_file_back_byte_for_byte(void **state)
     assert_true(is.record.is_there && is.record.folded[0]);
     assert_true(folding_compare(ctx, &was, &is, layers, &failure));
     assert_true(layers[0].change == 0.0 && layers[0].rounding.n_inexact == 0);
-    assert_true(folding_undo(ctx, &is, layers, &failure));
+    assert_true(folding_undo(ctx, false, &is, layers, &failure));
     assert_true(checkpoint_write_record(&is, &failure));
     assert_int_equal(is.size, was.size);
     assert_memory_equal(is.bytes, was.bytes, was.size);
@@ -460,6 +460,95 @@ static void reads_back_the_scales_that_it_recorded(void **state)
     c = open_model();
     assert_memory_equal(c.record.scales, scales, sizeof(scales));
     checkpoint_close(&c);
+}
+
+/* The model's file with other words of as many letters behind an anchor in its header. */
+static struct checkpoint open_changed(const char *anchor, const char *from, const char *to)
+{
+    unsigned char *bytes;
+    size_t size;
+    struct failure failure;
+
+    assert_true(file_read(model_path, &bytes, &size, &failure));
+    char *at = strstr((char *)bytes + 8, anchor);
+    at = at ? strstr(at, from) : NULL;
+    assert_non_null(at);
+    memcpy(at, to, strlen(to));
+    assert_true(file_write(model_path, bytes, size, &failure));
+    free(bytes);
+    return open_model();
+}
+
+static void finds_headers_that_differ(void **state)
+{
+    static const struct {
+        const char *anchor, *from, *to, *word;
+    } all[] = {
+        {"z", "u00e9", "u00e8", "metadata"},    {"z", "z", "y", "metadata"},
+        {"v_proj", "[8,6]", "[6,8]", "v_proj"}, {"v_proj", "F32", "I32", "v_proj"},
+        {"v_proj", "v", "w", "v_proj"},
+    };
+    const struct tiny t = {.model_type = "llama", .dtype = "F32", .prefix = ""};
+    struct folded_layer layers[1];
+    struct failure failure;
+
+    (void)state;
+    write_config(&t);
+    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) {
+        write_model(&t);
+        struct checkpoint was = open_model(),
+                          is = open_changed(all[i].anchor, all[i].from, all[i].to);
+        must_fold(&is, false, false);
+        assert_false(folding_compare(ctx, &was, &is, layers, &failure));
+        if (!strstr(failure.text, all[i].word))
+            fail_msg("\"%s\" does not say \"%s\"", failure.text, all[i].word);
+        checkpoint_close(&was);
+        checkpoint_close(&is);
+    }
+}
+
+static void tells_files_that_are_neither_from_those_cut_off(void **state)
+{
+    static const struct {
+        const char *bytes, *word;
+    } all[] = {
+        {"The keeper of the lighthouse", "neither a GGUF nor a safetensors file"},
+        {"short", "neither a GGUF nor a safetensors file"},
+        {"\x40\0\0\0\0\0\0\0{\"a\":{}", "the header is cut off"},
+    };
+    static const size_t sizes[] = {28, 5, 16};
+    struct failure failure = {""};
+    struct bytes b;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) {
+        b.n = 0;
+        put(&b, all[i].bytes, sizes[i]);
+        assert_false(parses(&b, b.n, &failure));
+        assert_non_null(strstr(failure.text, all[i].word));
+    }
+}
+
+static void refuses_records_of_scales_that_are_none(void **state)
+{
+    static const float none[] = {NAN, INFINITY, 0.0f, -1.0f};
+    const struct tiny t = {.model_type = "llama", .dtype = "F32", .prefix = ""};
+    struct failure failure = {""};
+
+    (void)state;
+    write_config(&t);
+    for (size_t i = 0; i < 2 * sizeof(none) / sizeof(*none); i++) {
+        struct checkpoint c, again;
+        write_model(&t);
+        c = open_model();
+        must_fold(&c, false, false);
+        *(i % 2 ? &c.record.factor : &c.record.scales[5]) = none[i / 2];
+        assert_true(checkpoint_write_record(&c, &failure));
+        assert_true(file_write(model_path, c.bytes, c.size, &failure));
+        checkpoint_close(&c);
+        assert_false(checkpoint_open(model_path, NULL, &again, &failure));
+        assert_non_null(strstr(failure.text, i % 2 ? "factor" : "scale.0"));
+    }
 }
 
 static void assert_refused(const char *path, const char *word)
@@ -538,6 +627,9 @@ int main(void)
         cmocka_unit_test(folds_gains_and_gains_that_are_kept_less_one),
         cmocka_unit_test(gives_the_file_back_byte_for_byte),
         cmocka_unit_test(reads_back_the_scales_that_it_recorded),
+        cmocka_unit_test(finds_headers_that_differ),
+        cmocka_unit_test(tells_files_that_are_neither_from_those_cut_off),
+        cmocka_unit_test(refuses_records_of_scales_that_are_none),
         cmocka_unit_test(refuses_models_that_it_cannot_fold),
         cmocka_unit_test(refuses_a_model_without_config_or_in_several_files),
     };

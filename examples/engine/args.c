@@ -68,6 +68,26 @@ static bool set_text(const struct arg *arg, const char *text, struct failure *fa
     return true;
 }
 
+static bool add_item(const struct arg *arg, const char *text, struct failure *failure)
+{
+    struct arg_list *list = arg->value;
+
+    if (list->n == ARG_LIST_MAX)
+        return fail_with(failure, "--%s is given more than %d times", arg->name, ARG_LIST_MAX);
+    list->items[list->n++] = text;
+    return true;
+}
+
+static bool set_value(const struct arg *arg, const char *text, struct failure *failure)
+{
+    switch (arg->kind) {
+    case ARG_LIST: return add_item(arg, text, failure);
+    case ARG_INTEGER:
+    case ARG_REAL: return set_number(arg, text, failure);
+    default: return set_text(arg, text, failure);
+    }
+}
+
 bool args_parse(const struct arg *args, size_t n_args, int argc, char **argv, bool *help,
                 struct failure *failure)
 {
@@ -97,8 +117,7 @@ bool args_parse(const struct arg *args, size_t n_args, int argc, char **argv, bo
             ((const char **)arg->value)[1] = argv[++i];
             continue;
         }
-        const bool is_text = arg->kind == ARG_TEXT || arg->kind == ARG_CHOICE;
-        if (!(is_text ? set_text : set_number)(arg, value, failure))
+        if (!set_value(arg, value, failure))
             return false;
     }
     return true;

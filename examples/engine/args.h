@@ -7,20 +7,28 @@
 
 #include "failure.h"
 
-enum arg_kind { ARG_FLAG, ARG_TEXT, ARG_PAIR, ARG_CHOICE, ARG_INTEGER, ARG_REAL };
+enum arg_kind { ARG_FLAG, ARG_TEXT, ARG_PAIR, ARG_LIST, ARG_CHOICE, ARG_INTEGER, ARG_REAL };
+
+enum { ARG_LIST_MAX = 32 };
+
+/* All values of an option that may be repeated, in order. */
+struct arg_list {
+    const char *items[ARG_LIST_MAX];
+    size_t n;
+};
 
 struct arg {
     const char *name; /* without dashes */
     enum arg_kind kind;
-    void *value; /* bool, const char *, two of them, int64_t or double; keeps its default if not
-                    given */
+    void *value; /* bool, const char *, two of them, struct arg_list, int64_t or double; keeps its
+                    default if not given */
     const char *meta; /* what the help calls the value; of a choice, what is allowed: "a|b" */
     const char *help;
     double min, max; /* of numbers, inclusive */
 };
 
-/* "--name value" or "--name=value" (of a pair, the first value), the last one wins; *help is set by
- * --help. */
+/* "--name value" or "--name=value" (of a pair, the first value), the last one wins but for lists,
+ * which take all; *help is set by --help. */
 bool args_parse(const struct arg *args, size_t n_args, int argc, char **argv, bool *help,
                 struct failure *failure);
 

@@ -10,27 +10,29 @@
 struct options {
     const char *original, *model, *model_config;
     double max_change; /* negative: not given */
-    bool json;
+    bool allow_rounding, json;
 };
 
-/* Limits that are not asked for follow from how much the fold has rounded. */
+/* Tells of each attention that is beyond the limits. */
 static bool check_limits(const struct options *o, const struct checkpoint *folded,
-                         const struct folded_layer *layers, struct failure *failure)
+                         const struct folded_layer *layers)
 {
+    struct folding_limits limits = {.allow_rounding = o->allow_rounding,
+                                    .max_change = o->max_change,
+                                    .advice = "--allow-rounding, if the fold was made with it"};
+    struct failure failure;
+    bool ok = true;
+
     for (size_t i = 0; i < folded->n_layers; i++) {
-        const struct folded_layer *l = &layers[i];
-        const double limit =
-            o->max_change >= 0.0 ? o->max_change : folding_change_limit(&l->rounding);
-        if (!l->is_folded)
+        if (!layers[i].is_folded)
             continue;
-        if (o->max_change < 0.0 && !(l->rounding.max_error <= FOLDING_MAX_ERROR))
-            return fail_with(failure, "%s: numbers are up to %.3g off, more than %g",
-                             folded->attentions[i].name, l->rounding.max_error, FOLDING_MAX_ERROR);
-        if (!(l->change <= limit))
-            return fail_with(failure, "%s: scores change by %.3g, more than %.3g",
-                             folded->attentions[i].name, l->change, limit);
+        limits.is_exact = folding_layer_is_power_of_two(folded, i);
+        if (folding_check_limits(&limits, folded->attentions[i].name, &layers[i], &failure))
+            continue;
+        fprintf(stderr, "kvc-fold check: %s\n", failure.text);
+        ok = false;
     }
-    return true;
+    return ok;
 }
 
 static void print_result(const struct options *o, const struct checkpoint *folded,
@@ -41,10 +43,9 @@ static void print_result(const struct options *o, const struct checkpoint *folde
                                        .checkpoint = folded,
                                        .layers = layers,
                                        .factor = (double)folded->record.factor,
-                                       .power_of_two = fold_is_power_of_two(folded),
-                                       .with_change = true};
+                                       .power_of_two = folding_is_power_of_two(folded)};
 
-    (o->json ? fold_print_json : fold_print_table)(&result);
+    fold_print(&result, o->json);
 }
 
 static int check(const struct options *o)
@@ -62,12 +63,13 @@ static int check(const struct options *o)
         if (!ok)
             fail_with(&failure, "out of memory");
     }
-    ok = ok && folding_compare(ctx, &original, &folded, layers, &failure) &&
-         check_limits(o, &folded, layers, &failure);
-    if (ok)
+    ok = ok && folding_compare(ctx, &original, &folded, layers, &failure);
+    if (ok) {
         print_result(o, &folded, layers);
-    else
+        ok = check_limits(o, &folded, layers);
+    } else {
         fprintf(stderr, "kvc-fold check: %s\n", failure.text);
+    }
     checkpoint_close(&original);
     checkpoint_close(&folded);
     kvc_ctx_destroy(ctx);
@@ -85,6 +87,7 @@ int check_command(int argc, char **argv)
          "config.json of safetensors (beside each model)", 0, 0},
         {"max-change", ARG_REAL, &o.max_change, "X",
          "of scores (1e-5, or 4 times the largest rounding)", 0, 1},
+        {"allow-rounding", ARG_FLAG, &o.allow_rounding, "", "if the fold was made with it", 0, 0},
         {"json", ARG_FLAG, &o.json, "", "print JSON", 0, 0},
     };
     const size_t n_args = sizeof(args) / sizeof(*args);
@@ -94,8 +97,8 @@ int check_command(int argc, char **argv)
     bool ok = args_parse(args, n_args, argc, argv, &help, &failure);
     if (ok && help) {
         printf("Usage: kvc-fold check --original FILE --model FILE [OPTIONS]\n"
-               "Compare a folded model with the original: every tensor, and scores on random "
-               "rows.\n\n");
+               "Compare a folded model with the original: metadata, every tensor, and scores on "
+               "random rows.\n\n");
         args_print_help(args, n_args);
         return FOLD_DONE;
     }

@@ -1,6 +1,7 @@
 /* A model's file for a fold: what both formats share. */
 #include "checkpoint.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,6 +34,31 @@ bool checkpoint_allocate(struct checkpoint *c, struct failure *failure)
            fail_with(failure, "out of memory");
 }
 
+static bool is_scale(float x)
+{
+    return isfinite(x) && x > 0.0f;
+}
+
+bool checkpoint_check_record(const struct checkpoint *c, struct failure *failure)
+{
+    const size_t n = checkpoint_width(c);
+
+    if (!is_scale(c->record.factor))
+        return fail_with(failure, RECORD_PREFIX "factor is %g, which is no factor",
+                         (double)c->record.factor);
+    for (size_t i = 0; i < c->n_layers * n; i++)
+        if (c->record.folded[i / n] && !is_scale(c->record.scales[i]))
+            return fail_with(failure, RECORD_PREFIX "scale.%zu has a %g, which is no scale", i / n,
+                             (double)c->record.scales[i]);
+    return true;
+}
+
+/* GGUF files say themselves what they are. */
+static bool refuse_config(const char *config_path, struct failure *failure)
+{
+    return !config_path || fail_with(failure, "--model-config is for safetensors files");
+}
+
 bool checkpoint_open(const char *path, const char *config_path, struct checkpoint *out,
                      struct failure *failure)
 {
@@ -43,7 +69,7 @@ bool checkpoint_open(const char *path, const char *config_path, struct checkpoin
         return false;
     kvc_rope_default(&out->rope);
     out->is_gguf = out->size >= 4 && memcmp(out->bytes, "GGUF", 4) == 0;
-    if (out->is_gguf ? checkpoint_read_gguf(out, &why)
+    if (out->is_gguf ? refuse_config(config_path, &why) && checkpoint_read_gguf(out, &why)
                      : checkpoint_read_safetensors(path, config_path, out, &why))
         return true;
     checkpoint_close(out);
@@ -91,6 +117,13 @@ bool checkpoint_replace_head(struct checkpoint *c, const void *head, size_t head
     memcpy(c->bytes, head, head_size);
     c->size = head_size + n;
     return true;
+}
+
+bool checkpoint_same_head(const struct checkpoint *a, const struct checkpoint *b,
+                          struct failure *failure)
+{
+    return (a->is_gguf ? checkpoint_same_head_gguf : checkpoint_same_head_safetensors)(a, b,
+                                                                                       failure);
 }
 
 bool checkpoint_tensor(const struct checkpoint *c, size_t i, struct gguf_text *name,

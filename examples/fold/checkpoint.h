@@ -53,6 +53,11 @@ void checkpoint_close(struct checkpoint *checkpoint);
  * and tensors are gone after that, names and the record stay. */
 bool checkpoint_write_record(struct checkpoint *checkpoint, struct failure *failure);
 
+/* Whether two files of one format say the same of what they hold: metadata but for records, and
+ * names, types, shapes and order of tensors. */
+bool checkpoint_same_head(const struct checkpoint *a, const struct checkpoint *b,
+                          struct failure *failure);
+
 /* Tensor @p i of the file; false beyond the last. */
 bool checkpoint_tensor(const struct checkpoint *checkpoint, size_t i, struct gguf_text *name,
                        const uint8_t **data, size_t *n_bytes);
@@ -63,6 +68,10 @@ bool checkpoint_read_safetensors(const char *path, const char *config_path,
                                  struct checkpoint *checkpoint, struct failure *failure);
 bool checkpoint_write_gguf(struct checkpoint *checkpoint, struct failure *failure);
 bool checkpoint_write_safetensors(struct checkpoint *checkpoint, struct failure *failure);
+bool checkpoint_same_head_gguf(const struct checkpoint *a, const struct checkpoint *b,
+                               struct failure *failure);
+bool checkpoint_same_head_safetensors(const struct checkpoint *a, const struct checkpoint *b,
+                                      struct failure *failure);
 
 /* For both: room for the attentions and their record, once the shape is known and sane. */
 bool checkpoint_allocate(struct checkpoint *checkpoint, struct failure *failure);
@@ -70,6 +79,9 @@ bool checkpoint_allocate(struct checkpoint *checkpoint, struct failure *failure)
 /* For both: puts the first @p head_size bytes of a new file in front of what begins at @p tail. */
 bool checkpoint_replace_head(struct checkpoint *checkpoint, const void *head, size_t head_size,
                              size_t tail, struct failure *failure);
+
+/* For both: whether a record that was read has numbers that a fold can have used. */
+bool checkpoint_check_record(const struct checkpoint *checkpoint, struct failure *failure);
 
 /* Floats of one layer, in record and in observations. */
 size_t checkpoint_width(const struct checkpoint *checkpoint);

@@ -184,7 +184,7 @@ static bool read_record(struct checkpoint *c, struct failure *failure)
     for (size_t layer = 0; layer < c->n_layers; layer++)
         if (!read_scales(c, layer, failure))
             return false;
-    return true;
+    return checkpoint_check_record(c, failure);
 }
 
 bool checkpoint_read_gguf(struct checkpoint *c, struct failure *failure)
@@ -301,4 +301,69 @@ bool checkpoint_write_gguf(struct checkpoint *c, struct failure *failure)
             : fail_with(failure, "out of memory");
     free(head);
     return ok;
+}
+
+/* ---- two files ---- */
+
+static int shown(struct gguf_text text)
+{
+    return (int)(text.size < 100 ? text.size : 100);
+}
+
+static bool same_text(struct gguf_text a, struct gguf_text b)
+{
+    return a.size == b.size && memcmp(a.data, b.data, a.size) == 0;
+}
+
+static bool same_value(const struct gguf_value *a, const struct gguf_value *b)
+{
+    return same_text(a->key, b->key) && a->type == b->type && a->is_array == b->is_array &&
+           a->n == b->n && a->n_bytes == b->n_bytes && memcmp(a->data, b->data, a->n_bytes) == 0;
+}
+
+/* The next entry from *at on that is of no record, or NULL. */
+static const struct gguf_value *next_kept(const struct gguf *gguf, size_t *at)
+{
+    while (*at < gguf->n_values && is_of_record(&gguf->values[*at]))
+        ++*at;
+    return *at < gguf->n_values ? &gguf->values[(*at)++] : NULL;
+}
+
+static bool same_values(const struct gguf *a, const struct gguf *b, struct failure *failure)
+{
+    size_t at_a = 0, at_b = 0;
+
+    for (;;) {
+        const struct gguf_value *x = next_kept(a, &at_a), *y = next_kept(b, &at_b);
+        if (!x && !y)
+            return true;
+        if (x && y && same_value(x, y))
+            continue;
+        const struct gguf_text key = x ? x->key : y->key;
+        return fail_with(failure, "the metadata differ, from %.*s on", shown(key), key.data);
+    }
+}
+
+static bool same_kind(const struct gguf_tensor *a, const struct gguf_tensor *b)
+{
+    return a->type == b->type && a->n_dims == b->n_dims &&
+           memcmp(a->dims, b->dims, sizeof(a->dims)) == 0;
+}
+
+bool checkpoint_same_head_gguf(const struct checkpoint *a, const struct checkpoint *b,
+                               struct failure *failure)
+{
+    if (!same_values(&a->gguf, &b->gguf, failure))
+        return false;
+    if (a->gguf.n_tensors != b->gguf.n_tensors)
+        return fail_with(failure, "the files have different tensors");
+    for (size_t i = 0; i < a->gguf.n_tensors; i++) {
+        const struct gguf_tensor *x = &a->gguf.tensors[i], *y = &b->gguf.tensors[i];
+        if (!same_text(x->name, y->name))
+            return fail_with(failure, "the files have different tensors");
+        if (!same_kind(x, y))
+            return fail_with(failure, "tensor %.*s is of another type or shape", shown(x->name),
+                             x->name.data);
+    }
+    return true;
 }

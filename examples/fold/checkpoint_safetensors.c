@@ -247,7 +247,7 @@ static bool read_record(struct checkpoint *c, struct failure *failure)
         if (text && !read_numbers(text, c->record.scales + layer * n, n))
             return fail_with(failure, "%s is not %zu numbers", key, n);
     }
-    return true;
+    return checkpoint_check_record(c, failure);
 }
 
 bool checkpoint_read_safetensors(const char *path, const char *config_path, struct checkpoint *c,
@@ -374,5 +374,45 @@ bool checkpoint_write_safetensors(struct checkpoint *c, struct failure *failure)
     else
         fail_with(failure, "out of memory");
     free(head);
+    return ok;
+}
+
+/* ---- two files ---- */
+
+/* A header without what belongs to a record; the caller frees it. */
+static json_t *kept_header(const struct checkpoint *c)
+{
+    json_t *header = json_deep_copy(c->safetensors.header);
+
+    drop_record(header);
+    return header;
+}
+
+static bool same_headers(const json_t *a, const json_t *b, struct failure *failure)
+{
+    const char *key;
+    json_t *value;
+
+    json_object_foreach((json_t *)a, key, value)
+    {
+        if (json_equal(value, json_object_get(b, key)))
+            continue;
+        if (strcmp(key, "__metadata__") == 0)
+            return fail_with(failure, "the metadata differ");
+        return fail_with(failure, "tensor %.80s is missing, elsewhere, or of another type or shape",
+                         key);
+    }
+    return json_object_size(a) == json_object_size(b) ||
+           fail_with(failure, "the files have different tensors or metadata");
+}
+
+bool checkpoint_same_head_safetensors(const struct checkpoint *a, const struct checkpoint *b,
+                                      struct failure *failure)
+{
+    json_t *x = kept_header(a), *y = kept_header(b);
+    const bool ok = x && y ? same_headers(x, y, failure) : fail_with(failure, "out of memory");
+
+    json_decref(x);
+    json_decref(y);
     return ok;
 }

@@ -18,18 +18,16 @@ struct fold_result {
     const struct folded_layer *layers; /* [n_layers] */
     double factor;
     bool power_of_two;
-    bool with_change; /* scores were compared */
+    bool dry_run;
 };
-void fold_print_table(const struct fold_result *result);
-void fold_print_json(const struct fold_result *result);
+
+/* As JSON or as a table; tells on standard error that a dry run has written nothing. */
+void fold_print(const struct fold_result *result, bool json);
 
 /* Whether a file may be written: it is not the input, and not there unless @p force. */
 bool fold_may_write(const char *input, const char *output, bool force, struct failure *failure);
 
 /* Tells what is wrong on standard error, and returns the exit status. */
 int fold_usage_error(const char *command, const struct failure *failure);
-
-/* Whether all scales of a record are powers of two. */
-bool fold_is_power_of_two(const struct checkpoint *checkpoint);
 
 #endif

@@ -13,7 +13,8 @@
 
 struct options {
     const char *model, *observation, *output, *config, *model_config;
-    const char *rule, *include, *exclude, *order;
+    const char *rule, *order;
+    struct arg_list include, exclude;
     double factor; /* 0: not given */
     bool power_of_two, allow_rounding, force, dry_run, json;
 };
@@ -66,13 +67,13 @@ static void settle(struct job *job)
                    .n_include = job->config.n_include,
                    .exclude = (const char *const *)job->config.exclude,
                    .n_exclude = job->config.n_exclude}};
-    if (o->include) {
-        s->filter.include = &o->include;
-        s->filter.n_include = 1;
+    if (o->include.n > 0) {
+        s->filter.include = o->include.items;
+        s->filter.n_include = o->include.n;
     }
-    if (o->exclude) {
-        s->filter.exclude = &o->exclude;
-        s->filter.n_exclude = 1;
+    if (o->exclude.n > 0) {
+        s->filter.exclude = o->exclude.items;
+        s->filter.n_exclude = o->exclude.n;
     }
 }
 
@@ -95,6 +96,8 @@ static bool open_model(struct job *job, struct failure *failure)
     fprintf(stderr, "reading %s\n", job->o->model);
     if (!checkpoint_open(job->o->model, job->o->model_config, &job->checkpoint, failure))
         return false;
+    if (job->o->order && job->checkpoint.is_gguf)
+        return fail_with(failure, "--observed-order is for safetensors files");
     job->layers = calloc(job->checkpoint.n_layers, sizeof(*job->layers));
     return job->layers || fail_with(failure, "out of memory");
 }
@@ -108,9 +111,9 @@ static void print_result(const struct job *job)
                                        .layers = job->layers,
                                        .factor = (double)job->settings.factor,
                                        .power_of_two = job->settings.power_of_two,
-                                       .with_change = true};
+                                       .dry_run = job->o->dry_run};
 
-    (job->o->json ? fold_print_json : fold_print_table)(&result);
+    fold_print(&result, job->o->json);
 }
 
 static bool write_model(struct job *job, struct failure *failure)
@@ -156,8 +159,10 @@ int fold_command(int argc, char **argv)
          0},
         {"config", ARG_TEXT, &o.config, "YAML", "settings as in article 003; options win", 0, 0},
         {"factor", ARG_REAL, &o.factor, "X", "smooth_factor (1)", 1e-6, 1e6},
-        {"include", ARG_TEXT, &o.include, "PATTERN", "attentions to fold (*)", 0, 0},
-        {"exclude", ARG_TEXT, &o.exclude, "PATTERN", "attentions to leave alone", 0, 0},
+        {"include", ARG_LIST, &o.include, "PATTERN", "attentions to fold; may be repeated (*)", 0,
+         0},
+        {"exclude", ARG_LIST, &o.exclude, "PATTERN", "attentions to leave alone; may be repeated",
+         0, 0},
         {"rule", ARG_CHOICE, &o.rule, "absmax|balance", "how scales follow (absmax)", 0, 0},
         {"power-of-two", ARG_FLAG, &o.power_of_two, "", "scales that round nothing", 0, 0},
         {"allow-rounding", ARG_FLAG, &o.allow_rounding, "", "however much is rounded", 0, 0},

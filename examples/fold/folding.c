@@ -99,30 +99,36 @@ double folding_change_limit(const struct rounding *rounding)
     return fmax(FOLDING_MAX_CHANGE, 4.0 * rounding->max_error);
 }
 
-static bool check_limits(const struct folding_settings *s, const struct attention *a,
-                         const struct folded_layer *result, struct failure *failure)
+bool folding_check_limits(const struct folding_limits *limits, const char *name,
+                          const struct folded_layer *result, struct failure *failure)
 {
     const struct rounding *r = &result->rounding;
+    const double max_change =
+        limits->max_change >= 0.0 ? limits->max_change : folding_change_limit(r);
 
-    if (!s->allow_rounding && s->power_of_two && r->n_inexact > 0)
+    if (!isfinite(r->max_error))
+        return fail_with(failure, "%s: numbers are lost: infinite, or none", name);
+    if (!limits->allow_rounding && limits->is_exact && r->n_inexact > 0)
         return fail_with(failure,
-                         "%s: %llu numbers would be rounded, where powers of two promise that none "
-                         "is: --allow-rounding, or exclude it",
-                         a->name, (unsigned long long)r->n_inexact);
-    if (!s->allow_rounding && (r->n_overflow > 0 || r->max_error > FOLDING_MAX_ERROR))
+                         "%s: %llu numbers are rounded, where powers of two promise that none is: "
+                         "%s",
+                         name, (unsigned long long)r->n_inexact, limits->advice);
+    if (!limits->allow_rounding && (r->n_overflow > 0 || r->max_error > FOLDING_MAX_ERROR))
         return fail_with(failure,
-                         "%s: numbers would be rounded by up to %.3g (%llu of them overflow), more "
-                         "than %g: --allow-rounding, or exclude it",
-                         a->name, r->max_error, (unsigned long long)r->n_overflow,
-                         FOLDING_MAX_ERROR);
-    if (!(result->change <= folding_change_limit(r)))
-        return fail_with(failure, "%s: scores would change by %.3g, more than %.3g", a->name,
-                         result->change, folding_change_limit(r));
+                         "%s: numbers are rounded by up to %.3g (%llu of them overflow), more than "
+                         "%g: %s",
+                         name, r->max_error, (unsigned long long)r->n_overflow, FOLDING_MAX_ERROR,
+                         limits->advice);
+    if (!(result->change <= max_change))
+        return fail_with(failure, "%s: scores change by %.3g, more than %.3g", name, result->change,
+                         max_change);
     return true;
 }
 
-static bool fold_layer(kvc_ctx *ctx, const struct folding_settings *s, struct checkpoint *c,
-                       size_t layer, struct folded_layer *result, struct failure *failure)
+/* Folds, or undoes it, and looks what became of numbers and scores. */
+static bool fold_layer(kvc_ctx *ctx, struct checkpoint *c, size_t layer, bool undo,
+                       const struct folding_limits *limits, struct folded_layer *result,
+                       struct failure *failure)
 {
     struct attention before;
 
@@ -130,9 +136,9 @@ static bool fold_layer(kvc_ctx *ctx, const struct folding_settings *s, struct ch
         return false;
     note_scales(c, layer, result);
     const bool ok =
-        fold_attention(ctx, c, layer, false, &result->rounding, failure) &&
+        fold_attention(ctx, c, layer, undo, &result->rounding, failure) &&
         probe_change(ctx, c, &before, &c->attentions[layer], &result->change, failure) &&
-        check_limits(s, &before, result, failure);
+        folding_check_limits(limits, before.name, result, failure);
     free_copy(c, &before);
     return ok;
 }
@@ -284,6 +290,10 @@ bool folding_run(kvc_ctx *ctx, const struct folding_settings *s, const kvc_obser
     if (c->record.is_there)
         return fail_with(failure,
                          "the model is folded already (" RECORD_PREFIX "version): unfold it first");
+    const struct folding_limits limits = {.allow_rounding = s->allow_rounding,
+                                          .is_exact = s->power_of_two,
+                                          .max_change = -1.0,
+                                          .advice = "--allow-rounding, or exclude it"};
     bool ok = select_layers(c, s, observation, c->record.folded, failure);
     for (size_t layer = 0; layer < c->n_layers && ok; layer++) {
         results[layer] = (struct folded_layer){0};
@@ -291,7 +301,7 @@ bool folding_run(kvc_ctx *ctx, const struct folding_settings *s, const kvc_obser
             continue;
         fprintf(stderr, "folding layer %zu of %zu\n", layer + 1, c->n_layers);
         ok = compute_scales(c, s, observation, layer, failure) &&
-             fold_layer(ctx, s, c, layer, &results[layer], failure);
+             fold_layer(ctx, c, layer, false, &limits, &results[layer], failure);
     }
     if (ok && !folding_total(results, c->n_layers).is_folded)
         return fail_with(failure, "no attention is selected");
@@ -324,17 +334,39 @@ static bool check_record(const struct checkpoint *c, struct failure *failure)
     return true;
 }
 
-bool folding_undo(kvc_ctx *ctx, struct checkpoint *c, struct folded_layer *results,
-                  struct failure *failure)
+bool folding_layer_is_power_of_two(const struct checkpoint *c, size_t layer)
 {
+    const struct head_scales scales = scales_of(c, layer);
+    int exponent;
+
+    for (size_t i = 0; i < checkpoint_width(c); i++)
+        if (frexpf(scales.values[i], &exponent) != 0.5f)
+            return false;
+    return true;
+}
+
+bool folding_is_power_of_two(const struct checkpoint *c)
+{
+    for (size_t layer = 0; layer < c->n_layers; layer++)
+        if (c->record.folded[layer] && !folding_layer_is_power_of_two(c, layer))
+            return false;
+    return true;
+}
+
+bool folding_undo(kvc_ctx *ctx, bool allow_rounding, struct checkpoint *c,
+                  struct folded_layer *results, struct failure *failure)
+{
+    struct folding_limits limits = {.allow_rounding = allow_rounding,
+                                    .max_change = -1.0,
+                                    .advice = "--allow-rounding, if the fold was made with it"};
     bool ok = check_record(c, failure);
 
     for (size_t layer = 0; layer < c->n_layers && ok; layer++) {
         results[layer] = (struct folded_layer){0};
         if (!c->record.folded[layer])
             continue;
-        note_scales(c, layer, &results[layer]);
-        ok = fold_attention(ctx, c, layer, true, &results[layer].rounding, failure);
+        limits.is_exact = folding_layer_is_power_of_two(c, layer);
+        ok = fold_layer(ctx, c, layer, true, &limits, &results[layer], failure);
     }
     c->record.is_there = false;
     return ok;
@@ -382,25 +414,21 @@ static bool is_folded_data(const struct checkpoint *folded, const uint8_t *data)
     return false;
 }
 
-/* All tensors in the same order, and equal if no fold changed them. */
+/* Of files with the same head: all tensors are equal that no fold changed. */
 static bool check_rest(const struct checkpoint *original, const struct checkpoint *folded,
                        struct failure *failure)
 {
-    for (size_t i = 0;; i++) {
-        struct gguf_text a, b;
-        const uint8_t *data_a, *data_b;
-        size_t size_a, size_b;
-        const bool one = checkpoint_tensor(original, i, &a, &data_a, &size_a);
-        const bool other = checkpoint_tensor(folded, i, &b, &data_b, &size_b);
-        if (!one && !other)
-            return true;
-        if (!one || !other || a.size != b.size || memcmp(a.data, b.data, a.size) != 0 ||
-            size_a != size_b)
-            return fail_with(failure, "the files have different tensors");
-        if (!is_folded_data(folded, data_b) && memcmp(data_a, data_b, size_a) != 0)
+    struct gguf_text name;
+    const uint8_t *was, *is;
+    size_t n_was, n_is;
+
+    for (size_t i = 0; checkpoint_tensor(original, i, &name, &was, &n_was) &&
+                       checkpoint_tensor(folded, i, &name, &is, &n_is);
+         i++)
+        if (!is_folded_data(folded, is) && (n_was != n_is || memcmp(was, is, n_is) != 0))
             return fail_with(failure, "tensor %.*s differs, and no fold changes it",
-                             (int)(a.size < 100 ? a.size : 100), a.data);
-    }
+                             (int)(name.size < 100 ? name.size : 100), name.data);
+    return true;
 }
 
 static bool compare_attention(kvc_ctx *ctx, const struct checkpoint *original,
@@ -441,7 +469,7 @@ bool folding_compare(kvc_ctx *ctx, const struct checkpoint *original,
         original->n_layers != folded->n_layers || original->n_heads != folded->n_heads ||
         original->n_kv_heads != folded->n_kv_heads || original->head_dim != folded->head_dim)
         return fail_with(failure, "the files are of different models");
-    if (!check_rest(original, folded, failure))
+    if (!checkpoint_same_head(original, folded, failure) || !check_rest(original, folded, failure))
         return false;
     for (size_t layer = 0; layer < folded->n_layers; layer++) {
         results[layer] = (struct folded_layer){0};

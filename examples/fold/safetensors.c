@@ -136,14 +136,12 @@ bool safetensors_parse(const uint8_t *data, size_t size, struct safetensors *out
     json_error_t error;
 
     *out = (struct safetensors){0};
-    if (size < 8)
-        return fail_with(failure, "the header is cut off");
-    for (size_t i = 8; i-- > 0;)
+    for (size_t i = 8; size > 8 && i-- > 0;)
         n = n << 8 | data[i];
-    if (n > MAX_HEADER || n > size - 8)
-        return fail_with(failure, "not a safetensors file, or its header is cut off");
-    if (n == 0 || data[8] != '{')
-        return fail_with(failure, "the header is no JSON object");
+    if (n == 0 || n > MAX_HEADER || data[8] != '{')
+        return fail_with(failure, "neither a GGUF nor a safetensors file, or cut off");
+    if (n > size - 8)
+        return fail_with(failure, "the header is cut off");
     out->header = json_loadb((const char *)data + 8, (size_t)n, JSON_REJECT_DUPLICATES, &error);
     if (!out->header)
         return fail_with(failure, "the header is no JSON: %.150s", error.text);

@@ -10,7 +10,7 @@
 
 struct options {
     const char *model, *output, *model_config;
-    bool force, dry_run, json;
+    bool allow_rounding, force, dry_run, json;
 };
 
 static void print_result(const struct options *o, const struct checkpoint *checkpoint,
@@ -22,9 +22,10 @@ static void print_result(const struct options *o, const struct checkpoint *check
                                        .checkpoint = checkpoint,
                                        .layers = layers,
                                        .factor = (double)checkpoint->record.factor,
-                                       .power_of_two = fold_is_power_of_two(checkpoint)};
+                                       .power_of_two = folding_is_power_of_two(checkpoint),
+                                       .dry_run = o->dry_run};
 
-    (o->json ? fold_print_json : fold_print_table)(&result);
+    fold_print(&result, o->json);
 }
 
 static int unfold(const struct options *o)
@@ -42,7 +43,7 @@ static int unfold(const struct options *o)
         if (!ok)
             fail_with(&failure, "out of memory");
     }
-    ok = ok && folding_undo(ctx, &checkpoint, layers, &failure);
+    ok = ok && folding_undo(ctx, o->allow_rounding, &checkpoint, layers, &failure);
     if (ok && !o->dry_run)
         ok = checkpoint_write_record(&checkpoint, &failure) &&
              file_write(o->output, checkpoint.bytes, checkpoint.size, &failure);
@@ -63,6 +64,7 @@ int unfold_command(int argc, char **argv)
         {"model", ARG_TEXT, &o.model, "FILE", "folded by this program (required)", 0, 0},
         {"output", ARG_TEXT, &o.output, "FILE", "the model as it was (required without --dry-run)",
          0, 0},
+        {"allow-rounding", ARG_FLAG, &o.allow_rounding, "", "if the fold was made with it", 0, 0},
         {"model-config", ARG_TEXT, &o.model_config, "JSON",
          "config.json of safetensors (beside the model)", 0, 0},
         {"dry-run", ARG_FLAG, &o.dry_run, "", "write nothing", 0, 0},

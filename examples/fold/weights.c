@@ -141,26 +141,39 @@ static double exact_at(const struct row_change *c, size_t col)
     return (number_at(c->before, c->row * c->before->n_cols + col) + c->offset) * c->factor;
 }
 
+/* Root mean square of what the numbers of a row should be; what was no number does not count. */
+static double row_level(const struct row_change *c)
+{
+    const size_t n = c->before->n_cols;
+    double squares = 0.0;
+
+    for (size_t i = 0; i < n; i++) {
+        const double exact = exact_at(c, i);
+        squares += isfinite(exact) ? exact * exact : 0.0;
+    }
+    return sqrt(squares / (double)n);
+}
+
 static void measure_row(const struct row_change *c, struct rounding *rounding)
 {
     const bool is_half = c->before->dtype == KVC_DTYPE_F16;
     const double smallest = is_half ? 0x1p-14 : (double)FLT_MIN;
     const double largest = is_half ? 65504.0 : (double)FLT_MAX;
     const size_t n = c->before->n_cols;
-    double squares = 0.0;
+    const double floor = row_level(c) / 16.0;
 
-    for (size_t i = 0; i < n; i++)
-        squares += exact_at(c, i) * exact_at(c, i);
-    const double floor = sqrt(squares / (double)n) / 16.0;
     for (size_t i = 0; i < n; i++) {
-        const double exact = exact_at(c, i), is = number_at(c->after, c->row * n + i) + c->offset;
-        if (is == exact || !isfinite(exact))
+        const double was = number_at(c->before, c->row * n + i), exact = exact_at(c, i),
+                     is = number_at(c->after, c->row * n + i) + c->offset;
+        if (is == exact || !isfinite(was))
             continue;
+        const bool is_lost = !isfinite(exact) || !isfinite(is);
         rounding->n_inexact++;
-        rounding->n_overflow += fabs(exact) > largest;
+        rounding->n_overflow += is_lost || fabs(exact) > largest;
         rounding->n_underflow += fabs(exact) >= smallest * c->factor && fabs(is) < smallest;
         rounding->max_error =
-            fmax(rounding->max_error, fabs(is - exact) / fmax(fabs(exact), floor));
+            is_lost ? INFINITY
+                    : fmax(rounding->max_error, fabs(is - exact) / fmax(fabs(exact), floor));
     }
 }
 

@@ -18,8 +18,9 @@ struct rounding {
     uint64_t n_inexact;   /* that are not what multiplication gives, of these: */
     uint64_t n_overflow;  /* that became the largest number of their type */
     uint64_t n_underflow; /* that became subnormal or 0 */
-    /* |stored - exact| / |exact|; of numbers smaller than a sixteenth of their row's root mean
-     * square, in relation to that, because nothing hangs on them. */
+    /* |stored - exact| / |exact|; infinite where a number is none any more; of numbers smaller than
+     * a sixteenth of their row's root mean square, in relation to that, because nothing hangs on
+     * them. */
     double max_error;
 };
 
