@@ -88,7 +88,7 @@ static void fold(const uint8_t *data, size_t size, size_t config)
     if (!open_copy(data, size, config, &c))
         return;
     const bool folded = c.record.is_there
-                            ? folding_undo(ctx, &c, &layer, &failure)
+                            ? folding_undo(ctx, true, &c, &layer, &failure)
                             : folding_run(ctx, &settings, observation, &c, &layer, &failure);
     if (folded && checkpoint_write_record(&c, &failure)) {
         if (!open_copy(c.bytes, c.size, config, &again))
