@@ -674,6 +674,21 @@ static void refuses_an_observation_of_another_shape(void **state)
     }
 }
 
+/* A model, and the same folded. */
+static void open_both(const struct tiny *t, struct checkpoint *was, struct checkpoint *is)
+{
+    write_model(t);
+    *was = open_model();
+    *is = open_model();
+    must_fold(is, &plain);
+}
+
+static void close_both(struct checkpoint *was, struct checkpoint *is)
+{
+    checkpoint_close(was);
+    checkpoint_close(is);
+}
+
 /* Neither a number that was none before hides it, nor does a limit allow it. */
 static void finds_numbers_that_are_none_any_more(void **state)
 {
@@ -682,21 +697,19 @@ static void finds_numbers_that_are_none_any_more(void **state)
     const float lost[] = {NAN, INFINITY};
     const float before = INFINITY;
     struct folded_layer layers[1];
+    struct checkpoint was, is;
     struct failure failure;
 
     (void)state;
-    write_model(&t);
     for (size_t i = 0; i < 2; i++) {
-        struct checkpoint was = open_model(), is = open_model();
+        open_both(&t, &was, &is);
         memcpy(was.attentions[0].k.data, &before, sizeof(before));
-        must_fold(&is, &plain);
         memcpy(is.attentions[0].k.data + sizeof(float), &lost[i], sizeof(float));
         assert_true(folding_compare(ctx, &was, &is, layers, &failure));
         assert_true(isinf(layers[0].rounding.max_error));
         assert_false(folding_check_limits(&all, "x", &layers[0], &failure));
         assert_non_null(strstr(failure.text, "lost"));
-        checkpoint_close(&was);
-        checkpoint_close(&is);
+        close_both(&was, &is);
     }
 }
 
@@ -705,17 +718,15 @@ static void finds_scales_that_make_no_number(void **state)
 {
     const struct tiny t = {.architecture = "llama", .type = 0, .n_cols = 32, .n_layers = 1};
     struct folded_layer layers[1];
+    struct checkpoint was, is;
     struct failure failure;
 
     (void)state;
-    write_model(&t);
-    struct checkpoint was = open_model(), is = open_model();
-    must_fold(&is, &plain);
+    open_both(&t, &was, &is);
     is.record.scales[0] = NAN;
     assert_true(folding_compare(ctx, &was, &is, layers, &failure));
     assert_true(isinf(layers[0].rounding.max_error));
-    checkpoint_close(&was);
-    checkpoint_close(&is);
+    close_both(&was, &is);
 }
 
 /* A row's level is that of its numbers, so that others are not hidden. */
@@ -724,18 +735,16 @@ static void one_infinite_number_hides_no_other(void **state)
     const struct tiny t = {.architecture = "llama", .type = 0, .n_cols = 32, .n_layers = 1};
     const float before = INFINITY, other = 1.0f;
     struct folded_layer layers[1];
+    struct checkpoint was, is;
     struct failure failure;
 
     (void)state;
-    write_model(&t);
-    struct checkpoint was = open_model(), is = open_model();
+    open_both(&t, &was, &is);
     memcpy(was.attentions[0].k.data, &before, sizeof(before));
-    must_fold(&is, &plain);
     memcpy(is.attentions[0].k.data + sizeof(float), &other, sizeof(float));
     assert_true(folding_compare(ctx, &was, &is, layers, &failure));
     assert_true(layers[0].rounding.max_error > 1.0);
-    checkpoint_close(&was);
-    checkpoint_close(&is);
+    close_both(&was, &is);
 }
 
 /* Another limit of scores is none of numbers. */
@@ -782,8 +791,7 @@ static void finds_what_differs_from_a_fold(void **state)
     is.bytes[v->data - is.bytes] ^= 1;
     assert_false(folding_compare(ctx, &was, &is, layers, &failure));
     assert_non_null(strstr(failure.text, "blk.0.attn_v.weight"));
-    checkpoint_close(&was);
-    checkpoint_close(&is);
+    close_both(&was, &is);
 }
 
 static void finds_metadata_that_differ(void **state)
@@ -795,12 +803,11 @@ static void finds_metadata_that_differ(void **state)
                      .extra_key = "general.quantization_version",
                      .extra_value = 2};
     struct folded_layer layers[1];
+    struct checkpoint was, is;
     struct failure failure;
 
     (void)state;
-    write_model(&t);
-    struct checkpoint was = open_model(), is = open_model();
-    must_fold(&is, &plain);
+    open_both(&t, &was, &is);
     assert_true(folding_compare(ctx, &was, &is, layers, &failure));
     for (int i = 0; i < 2; i++) { /* another value; one less */
         t.extra_value = 3;
@@ -811,20 +818,18 @@ static void finds_metadata_that_differ(void **state)
         assert_non_null(strstr(failure.text, "general.quantization_version"));
         checkpoint_close(&other);
     }
-    checkpoint_close(&was);
-    checkpoint_close(&is);
+    close_both(&was, &is);
 }
 
 static void finds_tensors_of_another_type_or_shape(void **state)
 {
     const struct tiny t = {.architecture = "llama", .type = 1, .n_cols = 32, .n_layers = 1};
     struct folded_layer layers[1];
+    struct checkpoint was, is;
     struct failure failure;
 
     (void)state;
-    write_model(&t);
-    struct checkpoint was = open_model(), is = open_model();
-    must_fold(&is, &plain);
+    open_both(&t, &was, &is);
     struct gguf_tensor *v = &is.gguf.tensors[2];
     assert_true(gguf_text_is(v->name, "blk.0.attn_v.weight"));
     v->type = 30; /* of as many bytes */
@@ -835,8 +840,7 @@ static void finds_tensors_of_another_type_or_shape(void **state)
     v->dims[1] = 2;
     assert_false(folding_compare(ctx, &was, &is, layers, &failure));
     assert_non_null(strstr(failure.text, "blk.0.attn_v.weight is of another type"));
-    checkpoint_close(&was);
-    checkpoint_close(&is);
+    close_both(&was, &is);
 }
 
 static void takes_no_config(void **state)

@@ -62,7 +62,7 @@ static int calibrate(const struct calibrate_options *o)
     const char *const inputs[2] = {o->model, o->file};
 
     bool ok = (o->output || calibration_path(o->model, beside, sizeof(beside), &failure)) &&
-              file_check_output(path, inputs, &failure) &&
+              file_check_output(path, inputs, 2, &failure) &&
               session_open(&params, &session, &failure) &&
               session_read_text(&session, o->file, (size_t)o->sinks + 1, (size_t)o->context, &text,
                                 &failure) &&

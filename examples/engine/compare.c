@@ -123,7 +123,7 @@ static bool open_comparison(struct comparison *c)
                                           .max_rows = c->trial.n_rows * KVC_PAGE_TOKENS};
     const char *const inputs[2] = {o->model, o->file};
 
-    if (o->csv && !file_check_output(o->csv, inputs, &c->failure))
+    if (o->csv && !file_check_output(o->csv, inputs, 2, &c->failure))
         return false;
     fprintf(stderr, "loading %s\n", o->model);
     if (!session_open(&params, &c->session, &c->failure) ||

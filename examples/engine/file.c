@@ -103,7 +103,8 @@ bool file_write(const char *path, const unsigned char *data, size_t size, struct
     return fail_with(failure, "cannot write %.100s: %s", path, strerror(why));
 }
 
-bool file_is_same(const char *a, const char *b)
+/* Whether two names are those of one file. */
+static bool is_same(const char *a, const char *b)
 {
     struct stat x, y;
 
@@ -131,10 +132,11 @@ static bool can_write(const char *path)
     return access(folder, W_OK | X_OK) == 0;
 }
 
-bool file_check_output(const char *path, const char *const inputs[2], struct failure *failure)
+bool file_check_output(const char *path, const char *const *inputs, size_t n_inputs,
+                       struct failure *failure)
 {
-    for (size_t i = 0; i < 2; i++)
-        if (file_is_same(path, inputs[i]))
+    for (size_t i = 0; i < n_inputs; i++)
+        if (is_same(path, inputs[i]))
             return fail_with(failure, "%.120s is an input, which is never changed", path);
     return can_write(path) || fail_with(failure, "cannot write %.120s: %s", path, strerror(errno));
 }

@@ -12,10 +12,8 @@ bool file_read(const char *path, unsigned char **data, size_t *size, struct fail
 /* Writes all of a file: beside it first, so that it is whole or as it was. */
 bool file_write(const char *path, const unsigned char *data, size_t size, struct failure *failure);
 
-/* Whether two names are those of one file. */
-bool file_is_same(const char *a, const char *b);
-
-/* Asked before long work: whether a file can be written, and is none of the two inputs. */
-bool file_check_output(const char *path, const char *const inputs[2], struct failure *failure);
+/* Asked before long work: whether a file can be written, and is none of the inputs. */
+bool file_check_output(const char *path, const char *const *inputs, size_t n_inputs,
+                       struct failure *failure);
 
 #endif

@@ -193,7 +193,7 @@ static bool open_study(struct study *s)
     const struct model_shape *shape = &s->session.model.shape;
     const char *const inputs[2] = {o->model, o->file};
 
-    if ((o->csv && !file_check_output(o->csv, inputs, &s->failure)) ||
+    if ((o->csv && !file_check_output(o->csv, inputs, 2, &s->failure)) ||
         !session_open(&params, &s->session, &s->failure) ||
         !calibration_open(o->calibration, o->model, s->session.ctx, shape, &s->calibration,
                           &s->failure) ||

@@ -97,10 +97,9 @@ void fold_print(const struct fold_result *r, bool json)
 
 bool fold_may_write(const char *input, const char *output, bool force, struct failure *failure)
 {
-    const char *const inputs[2] = {input, input};
     struct stat out;
 
-    if (!file_check_output(output, inputs, failure))
+    if (!file_check_output(output, &input, 1, failure))
         return false;
     if (stat(output, &out) != 0)
         return true;
