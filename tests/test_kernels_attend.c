@@ -76,6 +76,12 @@ static double relative_error(const float *got, const double *want, uint32_t n)
     return error / largest;
 }
 
+/* The promise of a mode, of the largest output or of a sum of weights. */
+static double tolerance(const struct test_tile *t)
+{
+    return t->tile.exact ? 2e-5 : 2e-4;
+}
+
 static void check_row(const struct test_tile *t, uint32_t row, const struct truth *truth,
                       const float *out, float lse)
 {
@@ -88,13 +94,13 @@ static void check_row(const struct test_tile *t, uint32_t row, const struct trut
             assert_true(out[c] == 0);
         return;
     }
-    assert_true(fabs((double)lse - truth->lse) <= 1e-5 * (1 + fabs(truth->lse)));
-    assert_true(relative_error(out, truth->out, d_v) <= 2e-5);
+    assert_true(fabs((double)lse - truth->lse) <= tolerance(t) / 2 * (1 + fabs(truth->lse)));
+    assert_true(relative_error(out, truth->out, d_v) <= tolerance(t));
     for (uint32_t p = 0; p < t->tile.n_pages; p++) {
         const size_t i = (size_t)p * t->tile.n_rows + row;
         const double mass =
             (double)t->tile.page_l[i] * exp((double)t->tile.page_m[i] - (double)lse);
-        assert_true(fabs((t->tile.page_l[i] == 0 ? 0 : mass) - truth->page[p]) <= 2e-5);
+        assert_true(fabs((t->tile.page_l[i] == 0 ? 0 : mass) - truth->page[p]) <= tolerance(t));
     }
 }
 
@@ -120,12 +126,12 @@ static void check_masses(const struct kvc_kernels *k, const struct test_tile *t,
             double want = 1;
             for (uint32_t row = 0; row < t->tile.n_rows; row++)
                 want += truth[row].weight[p][i];
-            assert_true(fabs((double)mass[p * KVC_PAGE_ROWS + i] - want) <= 2e-5 * want);
+            assert_true(fabs((double)mass[p * KVC_PAGE_ROWS + i] - want) <= tolerance(t) * want);
         }
     edge_free(mass, n * sizeof(float));
 }
 
-static void check_tile(const struct test_tile *t)
+static void check_tile_as_it_is(const struct test_tile *t)
 {
     static struct truth truth[ROWS];
     static float out[ROWS * MAX_D], again[ROWS * MAX_D];
@@ -142,6 +148,14 @@ static void check_tile(const struct test_tile *t)
                                 t->page[0].layout.d_v * sizeof(float));
         assert_memory_equal(lse, lse_again, t->tile.n_rows * sizeof(float));
         check_masses(*k, t, truth, lse);
+    }
+}
+
+static void check_tile(struct test_tile *t)
+{
+    for (int exact = 0; exact < 2; exact++) {
+        t->tile.exact = exact;
+        check_tile_as_it_is(t);
     }
 }
 
@@ -203,6 +217,7 @@ static void a_bias_comes_after_the_softcap(void **state)
             for (int r = 0; r < 5; r++)
                 t->page[p].mask[r] = ~UINT64_C(0) >> r;
         }
+        t->tile.exact = true;
         t->page[1].biased = true;
         for (int c = 0; c < KVC_PAGE_ROWS; c++)
             t->page[1].bias[c] = logf(2);
@@ -274,6 +289,7 @@ static void rows_do_not_depend_on_each_other(void **state)
             page->mask[r] = r + 1 < n_rows ? page->mask[r] & ~UINT64_C(1) : 1;
         tile_point(t);
         for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
+            t->tile.exact = i % 4 / 2;
             (*k)->attend_pages(NULL, &t->tile);
             for (uint32_t r = 0; r < n_rows; r++) {
                 if (r + 1 < n_rows)
@@ -388,6 +404,7 @@ static void channel_keys_far_from_zero_stay_exact(void **state)
             memset(page->mask, 0xff, sizeof(page->mask));
         }
         tile_point(t);
+        t->tile.exact = true;
         for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
             attend(*k, t, out, lse);
             for (uint32_t row = 0; row < n_rows; row++) {

@@ -155,6 +155,7 @@ typedef struct kvc_attend_options {
     float softcap;      /**< > 0: logit = softcap * tanh(logit / softcap); 0 (default): none */
     int64_t window;     /**< > 0: of a query at t, keys t - window + 1 ... t; 0 (default): all */
     bool accumulate;    /**< add the masses to the scores, if any are kept; default false */
+    bool exact;         /**< products with codes of floats, not of 16-bit integers; default false */
 } kvc_attend_options;
 
 /** One sequence of a batch. */

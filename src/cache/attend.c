@@ -196,7 +196,7 @@ static void visible(const struct call *call, const struct tile *tile, int32_t r,
 }
 
 static void add_page(const struct call *call, const struct tile *tile, struct block *block,
-                     struct kvc_column *column)
+                     uint32_t slot, struct kvc_column *column)
 {
     const kvc_cache *cache = call->cache;
     const int32_t pair = kvc_pair(cache, call->layer, tile->kv_head);
@@ -221,6 +221,7 @@ static void add_page(const struct call *call, const struct tile *tile, struct bl
     block->pages[block->n_pages++] = (struct kvc_attend_page){
         .data = e ? kvc_page_data(cache, e->page) : kvc_strip(cache, tile->info->seq, pair),
         .layout = e ? kvc_page_layout_of(cache, e->page) : &cache->layouts[KVC_LAYOUT_STRIP],
+        .slot = slot,
         .n_rows = e ? e->n_rows
                     : (uint32_t)kvc_min32(tile->info->seq->n_tokens, cache->params.sink_tokens),
         .mask = masks,
@@ -237,7 +238,8 @@ static void find_block(const struct call *call, const struct tile *tile, int32_t
 
     block->n_pages = 0;
     for (int32_t p = i * KVC_TILE_PAGES; p < end; p++)
-        add_page(call, tile, block, p < strip ? NULL : kvc_slot(cache, tile->info->seq, p - strip));
+        add_page(call, tile, block, (uint32_t)(p % KVC_TILE_PAGES),
+                 p < strip ? NULL : kvc_slot(cache, tile->info->seq, p - strip));
 }
 
 static struct kvc_attend_tile kernel_tile(const struct call *call, const struct tile *tile,
@@ -248,6 +250,7 @@ static struct kvc_attend_tile kernel_tile(const struct call *call, const struct 
         .pages = block->pages,
         .n_pages = block->n_pages,
         .n_rows = (uint32_t)tile->n_rows,
+        .exact = call->options.exact,
         .q = lane->q,
         .scale = call->options.scale,
         .softcap = call->options.softcap,

@@ -176,6 +176,7 @@ static inline void tile_point(struct test_tile *t)
 {
     for (uint32_t p = 0; p < t->tile.n_pages; p++)
         t->attend[p] = (struct kvc_attend_page){.data = t->page[p].data,
+                                                .slot = p,
                                                 .layout = &t->page[p].layout,
                                                 .n_rows = t->page[p].n_rows,
                                                 .mask = t->page[p].mask,

@@ -19,6 +19,12 @@
 
 #define V_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 
+/* Lanes of a vector that begins at element c of n. */
+#define lanes_left(c, n) ((size_t)((n) - (c) < VLEN ? (n) - (c) : VLEN))
+
+/* Asks for a line of memory in the second cache. */
+#define v_prefetch(p) _mm_prefetch((const char *)(const void *)(p), _MM_HINT_T1)
+
 typedef __m128i vb;
 
 /* n <= 16 bytes, the others 0. */
