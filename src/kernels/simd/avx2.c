@@ -14,6 +14,10 @@
 
 #include "attend_tmpl.h"
 
+#include "blocks_avx2.h"
+
+#include "rows_tmpl.h"
+
 #include "parts_tmpl.h"
 
 #include "page_tmpl.h"

@@ -12,3 +12,7 @@
 #include "values_tmpl.h"
 
 #include "attend_tmpl.h"
+
+#include "blocks_avx512.h"
+
+#include "rows_tmpl.h"
