@@ -207,7 +207,7 @@ static inline void divide_keys(struct int_keys *keys, const struct kvc_page_layo
 
 /* A row of floats as integers times what is returned; n is a multiple of VLEN. NaN if one of the row
  * is not finite. */
-static inline float to_integers(const float *x, uint32_t n, uint16_t *to)
+static inline float to_integers(const float *x, uint32_t n, int16_t *to)
 {
     vf max = v_zero(), odd = v_zero();
     for (uint32_t i = 0; i < n; i += VLEN) {
@@ -219,28 +219,28 @@ static inline float to_integers(const float *x, uint32_t n, uint16_t *to)
         memset(to, 0, n * sizeof(*to));
         return largest < 1e-30f ? 0.0f : NAN;
     }
-    const vf by = v_set1(SIGNED_MAX / largest);
+    const vf by = v_set1(ROW_MAX / largest);
     for (uint32_t i = 0; i < n; i += VLEN)
         i_store_low16(to + i, i_round(v_mul(v_load(x + i), by)));
-    return largest / SIGNED_MAX;
+    return largest / ROW_MAX;
 }
 
 static inline void arrange_query(struct int_keys *keys, const struct kvc_page_layout *layout,
                                  uint32_t row, const float *q, uint8_t *to)
 {
-    uint16_t x[KVC_MAX_HEAD_DIM + 128] = {0};
+    int16_t x[KVC_MAX_HEAD_DIM + 128] = {0};
     const uint32_t d = (layout->d8_k + VLEN - 1u) / VLEN * VLEN;
     const uint32_t size = keys->split == PAIRS ? 64 : elements_of(keys->codes);
     const uint32_t half = keys->split == GROUPS ? size / 2 : 0;
     keys->scale[row] = to_integers(q, d, x);
-    arrange(keys->codes, QUERIES, keys->split == PAIRS, x, (layout->d8_k + size - 1) / size * size,
+    arrange(keys->codes, keys->split == PAIRS, x, (layout->d8_k + size - 1) / size * size,
             to);
     for (uint32_t i = 0; i < keys->n_segments; i++) {
         const struct segment *s = &keys->segments[i];
-        const uint16_t *from = x + (size_t)s->first * size;
-        const int32_t bias = bias_of(keys->codes, QUERIES);
-        keys->bias[row][i][1] = bias * sum_of(false, from + (s->n * size - half), half);
-        keys->bias[row][i][0] = bias * sum_of(false, from, s->n * size - half);
+        const int16_t *from = x + (size_t)s->first * size;
+        const int32_t bias = bias_of(keys->codes);
+        keys->bias[row][i][1] = bias * sum_of(from + (s->n * size - half), half);
+        keys->bias[row][i][0] = bias * sum_of(from, s->n * size - half);
     }
 }
 
@@ -310,7 +310,7 @@ static inline void multiply_keys(const struct kvc_attend_tile *tile, const struc
             for (uint32_t r = 0; r < BLOCK_ROWS; r++)
                 rows[r] = rooms.keys + seen->row[i + (r < n_rows ? r : n_rows - 1)] * size +
                           (size_t)segment->first * (size_t)parts_of(keys->codes) * VECTOR_BYTES;
-            dot_keys(keys->codes, keys->split, &lines, rows, n_rows, ahead, &sums);
+            dot_codes(keys->codes, keys->split, &lines, rows, n_rows, ahead, &sums);
             for (uint32_t r = 0; r < n_rows; r++)
                 add_segment(keys, s, seen->row[i + r], low + (size_t)r * KVC_PAGE_ROWS,
                             high + (size_t)r * KVC_PAGE_ROWS, n, factors + first,
