@@ -193,6 +193,8 @@ struct kvc_attend_page {
 struct kvc_attend_tile {
     const struct kvc_attend_page *pages;
     uint32_t n_pages, n_rows;
+    const struct kvc_attend_page *after; /* [n_after]: what will be attended next, so that a kernel */
+    uint32_t n_after;                    /* may ask for it; only data and layout are set */
     bool exact;
     const float *q; /* [n_rows][stride], pads 0; stride is kvc_attend_stride(d_k) */
     float scale, softcap;
