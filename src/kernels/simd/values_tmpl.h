@@ -175,20 +175,6 @@ struct weight_rows {
     int32_t bias[KVC_TILE_ROWS];
 };
 
-/* x = integers times what is returned plus a rest, which becomes x. */
-static inline float round_weights(float largest, float *x, uint32_t n, int16_t *to)
-{
-    const float step = largest / ROW_MAX;
-    const vf by = v_set1(ROW_MAX / largest);
-    for (uint32_t i = 0; i < n; i += VLEN) {
-        const vf a = v_load(x + i);
-        const vi integers = i_round(v_mul(a, by));
-        i_store_low16(to + i, integers);
-        v_store(x + i, v_fma(v_from_i(integers), v_set1(-step), a));
-    }
-    return step;
-}
-
 /* Adds a row of weights x, which has a NaN if sum is NaN; x becomes what rounding leaves. */
 static inline float add_weight_row(const struct kvc_attend_tile *tile,
                                    const struct int_values *values, uint32_t place, float largest,
@@ -196,7 +182,7 @@ static inline float add_weight_row(const struct kvc_attend_tile *tile,
 {
     const uint32_t n = values->n_pages * KVC_PAGE_ROWS;
     int16_t integers[CHUNK_TOKENS] = {0};
-    const float scale = isnan(sum) ? sum : round_weights(largest, x, n, integers);
+    const float scale = isnan(sum) ? sum : to_integers(largest, x, n, integers);
     rows->place[rows->n] = (uint8_t)place;
     rows->scale[rows->n] = scale;
     rows->bias[rows->n] = bias_of(values->codes) * sum_of(integers, n);
@@ -279,7 +265,7 @@ static inline void add_group(const struct kvc_attend_tile *tile, const struct ch
     uint32_t n_again = 0;
     for (uint32_t i = 0; i < chunk->n_rows; i++) {
         const float sum = weigh(tile, chunk, values, i, x, &largest);
-        if (largest < 1e-30f && !isnan(sum))
+        if (largest < TINY && !isnan(sum))
             continue;
         if (needs_rest(tile, chunk, i, largest, sum))
             again[n_again++] = (uint8_t)i;
@@ -289,10 +275,8 @@ static inline void add_group(const struct kvc_attend_tile *tile, const struct ch
     for (uint32_t k = 0; k < n_again; k++) {
         int16_t integers[CHUNK_TOKENS];
         const float sum = weigh(tile, chunk, values, again[k], x, &largest);
-        const float step =
-            round_weights(largest, x, values->n_pages * KVC_PAGE_ROWS, integers);
-        /* Half a step, and what the product that was rounded may have been off by. */
-        add_weight_row(tile, values, again[k], 0.51f * step, sum, x, &rests);
+        const float step = to_integers(largest, x, values->n_pages * KVC_PAGE_ROWS, integers);
+        add_weight_row(tile, values, again[k], REST_OF(step), sum, x, &rests);
     }
     add_channels_of(tile, chunk, values, &rests, ahead);
 }
