@@ -59,14 +59,17 @@ static kvc_view outputs(float *data, size_t n)
                            (size_t)m.params.head_dim_v);
 }
 
-/* The documented bound without any allowance: 2e-5 of the largest output of the row. */
-static void expect_exact(const struct model_seq *s, int layer, const kvc_view *q,
-                         const kvc_view *out, double *worst)
+/* Attends and holds the outputs to the documented bound without any allowance: 2e-5 of the largest
+ * output of the row if exact, else 2e-4. */
+static void expect_bound(const struct model_seq *s, int layer, const kvc_view *q,
+                         const kvc_view *out, bool exact, double *worst)
 {
     static struct model_attention want;
     kvc_attend_options options;
 
     kvc_attend_options_default(m.cache, &options);
+    options.exact = exact;
+    assert_int_equal(kvc_attend(m.cache, s->handle, layer, q, &options, out, NULL), KVC_OK);
     for (size_t row = 0; row < q->n_tokens; row++)
         for (int head = 0; head < m.params.n_heads; head++) {
             double error = 0, largest = 0;
@@ -79,9 +82,9 @@ static void expect_exact(const struct model_seq *s, int layer, const kvc_view *q
                 largest = fmax(largest, fabs(want.out[d]));
                 assert_true(isfinite(got));
             }
-            *worst = fmax(*worst, error / largest);
+            worst[exact] = fmax(worst[exact], error / largest);
         }
-    assert_true(*worst <= 2e-5);
+    assert_true(worst[exact] <= (exact ? 2e-5 : 2e-4));
 }
 
 /* Known fault D1. */
@@ -90,7 +93,7 @@ static void every_head_size_equals_float64(void **state)
     static const int dims[] = {1, 2, 7, 40, 64, 72, 80, 96, 100, 112, 128, 256, 511, 512};
     const struct tables *tables = *state;
     const size_t n_dims = sizeof(dims) / sizeof(*dims);
-    double worst = 0;
+    double worst[2] = {0};
 
     for (size_t i = 0; i < n_dims * n_precisions * tables->n; i++) {
         kvc_cache_params p = drive_params();
@@ -115,12 +118,11 @@ static void every_head_size_equals_float64(void **state)
         drive_attend(&m, s, 0, 7, NULL, &rng);
         q = queries(q_data, 2, &rng);
         out = outputs(out_data, 2);
-        assert_int_equal(kvc_attend(m.cache, s->handle, 0, &q, NULL, &out, NULL), KVC_OK);
-        if (p.head_dim_v >= 40)
-            expect_exact(s, 0, &q, &out, &worst);
+        for (int exact = 0; exact < 2 && p.head_dim_v >= 40; exact++)
+            expect_bound(s, 0, &q, &out, exact, worst);
         model_close(&m);
     }
-    print_message("largest error %.2g of the largest output\n", worst);
+    print_message("largest error %.2g of the largest output, exact %.2g\n", worst[0], worst[1]);
 }
 
 static void long_sequences_equal_float64(void **state)
@@ -130,7 +132,7 @@ static void long_sequences_equal_float64(void **state)
     for (size_t i = 0; i < tables->n; i++) {
         kvc_cache_params p = drive_params();
         uint64_t rng = 3;
-        double worst = 0;
+        double worst[2] = {0};
         struct model_seq *s;
         kvc_view q, out;
 
@@ -140,9 +142,8 @@ static void long_sequences_equal_float64(void **state)
             for (size_t n_q = 1; n_q <= 19; n_q += 9) {
                 q = queries(q_data, n_q, &rng);
                 out = outputs(out_data, n_q);
-                assert_int_equal(kvc_attend(m.cache, s->handle, layer, &q, NULL, &out, NULL),
-                                 KVC_OK);
-                expect_exact(s, layer, &q, &out, &worst);
+                for (int exact = 0; exact < 2; exact++)
+                    expect_bound(s, layer, &q, &out, exact, worst);
             }
         model_close(&m);
     }

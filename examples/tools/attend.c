@@ -28,7 +28,7 @@ static const kvc_precision precisions[ATTEND_N_FORMATS] = {
     {KVC_INT4, KVC_INT4, KVC_SCALE_CHANNEL, KVC_SCALE_TOKEN},
 };
 
-static const char *const table_names[] = {"ref", "avx2", "avx512"};
+static const char *const table_names[] = {"ref", "avx2", "avx512", "vnni"};
 
 enum { N_TABLES = sizeof table_names / sizeof *table_names };
 
@@ -136,7 +136,7 @@ static bool set_transforms(void *options, const char *value)
 static const struct bench_option option_table[] = {
     {"--formats", "LIST", "of f16,int8,int4,k6v4,k8v4,int4-raw; default the first four",
      set_formats},
-    {"--tables", "LIST", "of ref,avx2,avx512; default those that this CPU has", set_tables},
+    {"--tables", "LIST", "of ref,avx2,avx512,vnni; default those that this CPU has", set_tables},
     {"--n-kv", "LIST", "cached tokens; default 4096,16384,32768", set_n_kv},
     {"--heads", "LIST", "query heads/KV heads; default 32/8,32/32", set_heads},
     {"--threads", "LIST", "thread counts; default 1,2", set_threads},
@@ -498,7 +498,7 @@ static int run(struct options *o)
 int bench_attend(int argc, char **argv)
 {
     struct options options = {.formats = {4, {0, 1, 2, 3}},
-                              .tables = {N_TABLES, {0, 1, 2}},
+                              .tables = {N_TABLES, {0, 1, 2, 3}},
                               .n_kv = {3, {4096, 16384, 32768}},
                               .n_heads = {2, {32, 32}},
                               .n_kv_heads = {2, {8, 32}},

@@ -11,6 +11,7 @@ static const struct command {
 } commands[] = {
     {"attend", "decode attention over a sealed cache, beside the read bandwidth", bench_attend},
     {"compress", "scoring, pruning and merging of visual tokens after a prefill", bench_compress},
+    {"peer", "decode attention beside that of ggml, in turn", bench_peer},
 };
 
 static const size_t n_commands = sizeof commands / sizeof *commands;

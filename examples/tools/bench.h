@@ -53,6 +53,13 @@ void bench_parallel_for(void *user, size_t n_tasks, void (*task)(void *arg, size
 kvc_status bench_threads_set(struct bench_threads *threads, size_t n_threads);
 void bench_threads_end(struct bench_threads *threads);
 
+/* Memory of a cache or a peer: huge pages, if the system has any. */
+struct bench_memory {
+    bool small_pages; /* do not ask for them */
+};
+void *bench_memory_get(struct bench_memory *memory, size_t n_bytes);
+kvc_allocator bench_allocator(struct bench_memory *memory);
+
 /* What a loop that only reads gets from memory with so many threads, in GB/s: gbps[i] for
  * threads->items[i]. */
 int bench_read_bandwidth(const struct bench_list *threads, double *gbps);
@@ -60,5 +67,6 @@ int bench_read_bandwidth(const struct bench_list *threads, double *gbps);
 /* The commands: arguments after the command's name. */
 int bench_attend(int argc, char **argv);
 int bench_compress(int argc, char **argv);
+int bench_peer(int argc, char **argv);
 
 #endif

@@ -1,8 +1,9 @@
-/* measure.c - clock, median and threads of kvc-bench. */
-#define _POSIX_C_SOURCE 200809L
+/* measure.c - clock, median, threads and memory of kvc-bench. */
+#define _DEFAULT_SOURCE
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "bench.h"
@@ -53,4 +54,38 @@ kvc_status bench_threads_set(struct bench_threads *threads, size_t n_threads)
 {
     bench_threads_end(threads);
     return n_threads > 1 ? kvc_pool_create(n_threads, &threads->pool) : KVC_OK;
+}
+
+void *bench_memory_get(struct bench_memory *memory, size_t n_bytes)
+{
+    static const size_t page = (size_t)2 << 20;
+    if (n_bytes > SIZE_MAX - page)
+        return NULL;
+    size_t whole = (n_bytes + page - 1) / page * page;
+    void *bytes = aligned_alloc(page, whole);
+#ifdef MADV_HUGEPAGE
+    /* Where it is refused the pages are small: no error. */
+    if (bytes)
+        (void)madvise(bytes, whole, memory->small_pages ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+#else
+    (void)memory;
+#endif
+    return bytes;
+}
+
+static void *get(void *user, size_t size, size_t align)
+{
+    (void)align; /* at most 128 */
+    return bench_memory_get(user, size);
+}
+
+static void put(void *user, void *bytes)
+{
+    (void)user;
+    free(bytes);
+}
+
+kvc_allocator bench_allocator(struct bench_memory *memory)
+{
+    return (kvc_allocator){.alloc = get, .free = put, .user = memory};
 }

@@ -170,12 +170,16 @@ static void finish(const kvc_cache *cache, const struct tile *tile,
     }
 }
 
+/* Pages of the next block that a kernel hears of. */
+enum { PAGES_AFTER = 4 };
+
 /* What a block looks like to a tile. */
 struct block {
     struct kvc_attend_page pages[KVC_TILE_PAGES];
     struct kvc_column *columns[KVC_TILE_PAGES]; /* NULL: the strip */
     uint64_t masks[KVC_TILE_PAGES][KVC_TILE_ROWS];
-    uint32_t n_pages;
+    struct kvc_attend_page after[PAGES_AFTER]; /* of the next block */
+    uint32_t n_pages, n_after;
 };
 
 /* The ordinal of query row r of a tile. */
@@ -236,7 +240,15 @@ static void find_block(const struct call *call, const struct tile *tile, int32_t
     const int32_t strip = cache->params.sink_tokens > 0;
     const int32_t end = kvc_min32((i + 1) * KVC_TILE_PAGES, tile->info->n_pages);
 
-    block->n_pages = 0;
+    block->n_pages = block->n_after = 0;
+    for (int32_t p = end; p < kvc_min32(end + PAGES_AFTER, tile->info->n_pages); p++) {
+        const struct kvc_entry *e =
+            &kvc_slot(cache, tile->info->seq, p - strip)
+                 ->entries[kvc_pair(cache, call->layer, tile->kv_head)];
+        if (e->live)
+            block->after[block->n_after++] = (struct kvc_attend_page){
+                .data = kvc_page_data(cache, e->page), .layout = kvc_page_layout_of(cache, e->page)};
+    }
     for (int32_t p = i * KVC_TILE_PAGES; p < end; p++)
         add_page(call, tile, block, (uint32_t)(p % KVC_TILE_PAGES),
                  p < strip ? NULL : kvc_slot(cache, tile->info->seq, p - strip));
@@ -250,6 +262,8 @@ static struct kvc_attend_tile kernel_tile(const struct call *call, const struct 
         .pages = block->pages,
         .n_pages = block->n_pages,
         .n_rows = (uint32_t)tile->n_rows,
+        .after = block->after,
+        .n_after = block->n_after,
         .exact = call->options.exact,
         .q = lane->q,
         .scale = call->options.scale,

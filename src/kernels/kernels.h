@@ -193,6 +193,9 @@ struct kvc_attend_page {
 struct kvc_attend_tile {
     const struct kvc_attend_page *pages;
     uint32_t n_pages, n_rows;
+    const struct kvc_attend_page
+        *after;       /* [n_after]: what will be attended next, so that a kernel */
+    uint32_t n_after; /* may ask for it; only data and layout are set */
     bool exact;
     const float *q; /* [n_rows][stride], pads 0; stride is kvc_attend_stride(d_k) */
     float scale, softcap;
@@ -213,11 +216,11 @@ static inline size_t kvc_attend_stride(size_t d)
     return (d + 15) & ~(size_t)15;
 }
 
-/* A tile of 16 rows of K or of 16 channels of V as floats, and for each query row: itself twice, as
- * floats and as integers; 64 products, 256 scores, and 256 weights as integers. */
+/* A tile of 16 rows of K or of 16 channels of V as floats, and for each query row: itself as
+ * floats and twice as integers; 64 products, 256 scores, and 256 weights as integers. */
 static inline size_t kvc_attend_work_size(size_t d_k)
 {
-    const size_t integers = ((d_k + 127) & ~(size_t)127) / 2;
+    const size_t integers = ((d_k + 127) & ~(size_t)127);
     return 16 * kvc_attend_stride(d_k > KVC_PAGE_ROWS ? d_k : KVC_PAGE_ROWS) +
            KVC_TILE_ROWS * (kvc_attend_stride(d_k) + integers + 9 * KVC_PAGE_ROWS);
 }
@@ -264,13 +267,14 @@ struct kvc_rows_tile {
 typedef kvc_status kvc_attend_rows_fn(const struct kvc_queue *queue,
                                       const struct kvc_rows_tile *tile);
 
-/* For each query row itself as integers, their sums and scale; factors of 64 keys for each block of
- * K and V, 64 scores for each row of one head, and 64 weights for each block of V and of 4 rows. */
+/* For each query row: itself as integers, and a sum and a scale for each of its blocks; and for 32
+ * keys: a factor for each block of K and V, a score for each row of one head, and a weight for each
+ * of 4 rows and block of V. */
 static inline size_t kvc_rows_work_size(size_t n_rows, size_t d_k, size_t d_v)
 {
     const size_t blocks_k = (d_k + 31) / 32, blocks_v = (d_v + 31) / 32;
     return n_rows * (((blocks_k + 3) & ~(size_t)3) * 16 + 32) +
-           64 * (blocks_k + 5 * blocks_v + KVC_TILE_ROWS);
+           32 * (blocks_k + 5 * blocks_v + KVC_TILE_ROWS);
 }
 
 /* mass[page][token] += sum over the tile's rows of exp(s - lse[row]); rows whose lse is not finite

@@ -89,9 +89,11 @@ static inline uint32_t keys_of(const struct kvc_attend_tile *tile, uint32_t firs
                                struct range *ranges)
 {
     uint32_t n = 0;
-    for (uint32_t p = first; p < tile->n_pages && n < CHUNK_PAGES; p++)
-        ranges[n++] = (struct range){tile->pages[p].data,
-                                     tile->pages[p].data + tile->pages[p].layout->v_codes};
+    for (uint32_t p = first; n < CHUNK_PAGES && p < tile->n_pages + tile->n_after; p++) {
+        const struct kvc_attend_page *page =
+            p < tile->n_pages ? &tile->pages[p] : &tile->after[p - tile->n_pages];
+        ranges[n++] = (struct range){page->data, page->data + page->layout->v_codes};
+    }
     return n;
 }
 

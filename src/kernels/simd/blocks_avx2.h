@@ -37,12 +37,13 @@ V_INLINE vi step_dot(kvc_row_format format, const vi *part, const uint8_t *row)
 /* VLEN vectors of products: lane i of sums[b] is what block b of dots[i] adds up to. */
 V_INLINE void step_sums(kvc_row_format format, const vi *dots, vi *sums)
 {
+    const vi runs[2] = {i_hadd_runs(dots), i_hadd_runs(dots + 4)};
     (void)format;
-    sums[0] = i_hadd_all(dots);
+    sums[0] = i_hadd_all(runs);
 }
 
 /* Puts 32 integers where step_dot() looks for those of a block. */
-V_INLINE void step_arrange(kvc_row_format format, const uint16_t *x, uint32_t block, uint8_t *row)
+V_INLINE void step_arrange(kvc_row_format format, const int16_t *x, uint32_t block, uint8_t *row)
 {
     (void)format;
     memcpy(row + (size_t)block * 64, x, 64);
@@ -83,4 +84,9 @@ V_INLINE vi i_load_each(const int32_t *p)
     return _mm256_permutevar8x32_epi32(
         _mm256_castsi128_si256(_mm_loadl_epi64((const __m128i *)(const void *)p)),
         _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+}
+
+V_INLINE vf v_load_each(const float *p)
+{
+    return _mm256_castsi256_ps(i_load_each((const int32_t *)(const void *)p));
 }

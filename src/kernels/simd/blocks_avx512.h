@@ -23,8 +23,9 @@ V_INLINE void step_load(kvc_row_format format, const uint8_t *block, uint32_t n,
 {
     if (format == KVC_ROWS_Q8_0) {
         const __m256i second = load_32(block + (n > 1 ? 36 : 2));
-        part[0] = i_xor(_mm512_inserti64x4(_mm512_castsi256_si512(load_32(block + 2)), second, 1),
-                        i_set1((int)0x80808080u));
+        part[0] = _mm512_xor_si512(
+            _mm512_inserti64x4(_mm512_castsi256_si512(load_32(block + 2)), second, 1),
+            i_set1((int)0x80808080u));
         return;
     }
     const size_t third = n > 2 ? 38 : 2, fourth = n > 3 ? 56 : 2;
@@ -48,14 +49,14 @@ V_INLINE vi step_dot(kvc_row_format format, const vi *part, const uint8_t *row)
 
 V_INLINE void step_sums(kvc_row_format format, const vi *dots, vi *sums)
 {
-    if (format == KVC_ROWS_Q8_0) {
-        i_hadd_halves(dots, &sums[0], &sums[1]);
-        return;
-    }
-    vi runs[4], x[2], y[2]; /* quad b of runs[k]: block b of the vectors 4 k ... 4 k + 3 */
+    vi runs[4], x[2], y[2]; /* quad b of runs[k]: a quarter of the vectors 4 k ... 4 k + 3 */
     V_UNROLL
     for (int k = 0; k < 4; k++)
         runs[k] = i_hadd_runs(dots + 4 * k);
+    if (format == KVC_ROWS_Q8_0) {
+        i_hadd_halves(runs, &sums[0], &sums[1]);
+        return;
+    }
     x[0] = _mm512_shuffle_i32x4(runs[0], runs[1], 0x88);
     x[1] = _mm512_shuffle_i32x4(runs[0], runs[1], 0xdd);
     y[0] = _mm512_shuffle_i32x4(runs[2], runs[3], 0x88);
@@ -67,10 +68,10 @@ V_INLINE void step_sums(kvc_row_format format, const vi *dots, vi *sums)
     }
 }
 
-V_INLINE void step_arrange(kvc_row_format format, const uint16_t *x, uint32_t block, uint8_t *row)
+V_INLINE void step_arrange(kvc_row_format format, const int16_t *x, uint32_t block, uint8_t *row)
 {
     vh high, low;
-    h_split(false, x, &high, &low);
+    h_split(x, &high, &low);
     if (format == KVC_ROWS_Q8_0) {
         row += (size_t)(block / 2) * 128 + (size_t)(block % 2) * 32;
         h_store(row, high);
@@ -108,11 +109,15 @@ V_INLINE vi step_dot(kvc_row_format format, const vi *part, const uint8_t *row)
 
 V_INLINE void step_sums(kvc_row_format format, const vi *dots, vi *sums)
 {
+    vi runs[4];
     (void)format;
-    sums[0] = i_hadd_all(dots);
+    V_UNROLL
+    for (int k = 0; k < 4; k++)
+        runs[k] = i_hadd_runs(dots + 4 * k);
+    sums[0] = i_hadd_all(runs);
 }
 
-V_INLINE void step_arrange(kvc_row_format format, const uint16_t *x, uint32_t block, uint8_t *row)
+V_INLINE void step_arrange(kvc_row_format format, const int16_t *x, uint32_t block, uint8_t *row)
 {
     (void)format;
     memcpy(row + (size_t)block * 64, x, 64);
@@ -148,4 +153,9 @@ V_INLINE vi i_load_each(const int32_t *p)
     return _mm512_permutexvar_epi32(
         _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
         _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+
+V_INLINE vf v_load_each(const float *p)
+{
+    return _mm512_castsi512_ps(i_load_each((const int32_t *)(const void *)p));
 }

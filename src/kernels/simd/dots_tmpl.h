@@ -6,16 +6,14 @@
  * A row of floats becomes scale * n with integers n, and a sum of products n * code is an integer:
  * exact, in whatever order. Rows are laid out as the instruction wants them (arrange()):
  *
- * V_BYTE_DOTS: a dot instruction multiplies unsigned with signed bytes. n is 256 high + low, and
- * each half has a sum of its own. Codes are the unsigned side, with their bias, and rows signed.
- * But weights times scales of INT8 are never negative: they are the unsigned side, and have one bit
- * more.
+ * V_BYTE_DOTS: a dot instruction multiplies unsigned with signed bytes. Codes are the unsigned side,
+ * n is 256 high + low, and each half has a sum of its own.
  *
- * Else codes become 16-bit integers, with their bias, and are multiplied in pairs.
+ * Else codes become 16-bit integers and are multiplied in pairs.
  *
- * A bias leaves its product with the sum of a row, which is taken off in the end. No sum leaves 32
- * bits: 512 codes of -128 with rows of SIGNED_MAX, and 256 of them with rows of UNSIGNED_MAX, are
- * below 2^31; what passes it on the way, comes back.
+ * Codes keep their bias; its product with the sum of the row is taken off in the end. No sum leaves
+ * 32 bits: 512 codes of -128 with numbers of ROW_MAX are below 2^31, and what passes it on the way
+ * comes back.
  */
 #include "../kernels.h"
 #include "../page.h"
@@ -25,10 +23,9 @@ enum { VECTOR_BYTES = 4 * VLEN };
 /* Pages whose values are summed before the lanes are. */
 enum { CHUNK_PAGES = 4, CHUNK_TOKENS = CHUNK_PAGES * KVC_PAGE_ROWS };
 
-enum { SIGNED_MAX = 127 * 256 + 127, UNSIGNED_MAX = 65535 };
+enum { ROW_MAX = 127 * 256 + 127 };
 
 enum codes { BYTES, NIBBLES };
-enum rows_of { QUERIES, WEIGHTS };
 
 /* What a vector of codes holds: part of one line; of two groups of a line, half and half; or two
  * lines, which are vectors of half the size. The latter two only where 64 nibbles are half a
@@ -46,17 +43,10 @@ V_INLINE uint32_t elements_of(enum codes codes)
     return codes == BYTES ? VECTOR_BYTES : 2 * VECTOR_BYTES;
 }
 
-V_INLINE bool is_unsigned(enum codes codes, enum rows_of rows_of)
+/* What codes are too large by. */
+V_INLINE int32_t bias_of(enum codes codes)
 {
-    return V_BYTE_DOTS && codes == BYTES && rows_of == WEIGHTS;
-}
-
-/* What codes are too large by, when they are multiplied. */
-V_INLINE int32_t bias_of(enum codes codes, enum rows_of rows_of)
-{
-    if (codes == NIBBLES)
-        return KVC_BIAS4;
-    return is_unsigned(codes, rows_of) ? 0 : KVC_BIAS8_K;
+    return codes == NIBBLES ? KVC_BIAS4 : KVC_BIAS8_K;
 }
 
 /* Lines of codes: vector v of the first one is at[v]. */
@@ -69,26 +59,20 @@ struct code_lines {
 /* A vector of codes as the factors of products, and the products of one row, added; high counts
  * 256 times. */
 #if V_BYTE_DOTS
-V_INLINE void unpack_codes(enum codes codes, enum rows_of rows_of, const uint8_t *at, vi *part)
+V_INLINE void unpack_codes(enum codes codes, const uint8_t *at, vi *part)
 {
-    const vi x = i_load(at), low = i_set1(0x0f0f0f0f);
-    if (codes == BYTES) {
-        part[0] = is_unsigned(codes, rows_of) ? i_xor(x, i_set1((int)0x80808080u)) : x;
-        return;
-    }
-    part[0] = i_and(x, low);
-    part[1] = i_and(i_srl16(x, 4), low);
+    const vi x = i_load(at), mask = i_set1(0x0f0f0f0f);
+    part[0] = codes == BYTES ? x : i_and(x, mask);
+    if (codes == NIBBLES)
+        part[1] = i_and(i_srl16(x, 4), mask);
 }
 
-V_INLINE void add_products(enum codes codes, enum rows_of rows_of, const vi *part,
-                           const uint8_t *row, vi *high, vi *low)
+V_INLINE void add_products(enum codes codes, const vi *part, const uint8_t *row, vi *high, vi *low)
 {
     V_UNROLL
-    for (int k = 0; k < parts_of(codes); k++) {
-        const vi x = i_load(row + k * VECTOR_BYTES);
-        vi *sum = k % 2 ? low : high;
-        *sum = is_unsigned(codes, rows_of) ? i_dot(*sum, x, part[k / 2])
-                                           : i_dot(*sum, part[k / 2], x);
+    for (int k = 0; k < parts_of(codes); k += 2) {
+        *high = i_dot(*high, part[k / 2], i_load(row + k * VECTOR_BYTES));
+        *low = i_dot(*low, part[k / 2], i_load(row + (k + 1) * VECTOR_BYTES));
     }
 }
 
@@ -97,25 +81,22 @@ V_INLINE vi join_sums(vi high, vi low)
     return i_add(low, i_shl(high, 8));
 }
 #else
-V_INLINE void unpack_codes(enum codes codes, enum rows_of rows_of, const uint8_t *at, vi *part)
+V_INLINE void unpack_codes(enum codes codes, const uint8_t *at, vi *part)
 {
-    (void)rows_of;
     if (codes == BYTES) {
         part[0] = i_widen(at);
         part[1] = i_widen(at + VECTOR_BYTES / 2);
         return;
     }
-    const vi x = i_load(at), low = i_set1(0x000f000f);
-    part[0] = i_and(x, low);
-    part[1] = i_and(i_srl16(x, 4), low);
-    part[2] = i_and(i_srl16(x, 8), low);
+    const vi x = i_load(at), mask = i_set1(0x000f000f);
+    part[0] = i_and(x, mask);
+    part[1] = i_and(i_srl16(x, 4), mask);
+    part[2] = i_and(i_srl16(x, 8), mask);
     part[3] = i_srl16(x, 12);
 }
 
-V_INLINE void add_products(enum codes codes, enum rows_of rows_of, const vi *part,
-                           const uint8_t *row, vi *high, vi *low)
+V_INLINE void add_products(enum codes codes, const vi *part, const uint8_t *row, vi *high, vi *low)
 {
-    (void)rows_of;
     (void)high;
     V_UNROLL
     for (int k = 0; k < parts_of(codes); k++)
@@ -129,46 +110,46 @@ V_INLINE vi join_sums(vi high, vi low)
 }
 #endif
 
-/* Sums of the lines first ... with n_rows (1 or BLOCK_ROWS) rows: of one row, VLEN lines; of a
- * block, 4 lines, sum 4 r + j. Lines beyond the last stand for it. */
-V_INLINE void dot_codes(enum codes codes, enum rows_of rows_of, const struct code_lines *lines,
-                        uint32_t n_vectors, uint32_t first, const uint8_t *const *rows, int n_rows,
-                        struct ahead *ahead, vi *sums)
+/* A line and n_rows rows: sums[r]. */
+V_INLINE void dot_line(enum codes codes, const struct code_lines *lines, uint32_t n_vectors,
+                       size_t offset, const uint8_t *const *rows, int n_rows, struct ahead *ahead,
+                       vi *sums)
 {
-    const int n_lines = n_rows == 1 ? VLEN : 4, step = n_rows == 1 ? 4 : 2;
+    vi high[BLOCK_ROWS], low[BLOCK_ROWS];
     V_UNROLL
-    for (int j = 0; j < n_lines; j += step) {
-        vi high[2 * BLOCK_ROWS > 4 ? 2 * BLOCK_ROWS : 4], low[sizeof(high) / sizeof(*high)];
-        size_t offset[4];
+    for (int r = 0; r < n_rows; r++)
+        high[r] = low[r] = i_zero();
+    for (uint32_t v = 0; v < n_vectors; v++) {
+        vi part[4];
+        look_ahead(ahead);
+        unpack_codes(codes, lines->at[v] + offset, part);
         V_UNROLL
-        for (int i = 0; i < step; i++) {
-            const uint32_t line = first + (uint32_t)(j + i);
-            offset[i] = (line < lines->n ? line : lines->n - 1) * lines->stride;
-        }
+        for (int r = 0; r < n_rows; r++)
+            add_products(codes, part,
+                         rows[r] + (size_t)v * (size_t)parts_of(codes) * VECTOR_BYTES, &high[r],
+                         &low[r]);
+    }
+    V_UNROLL
+    for (int r = 0; r < n_rows; r++)
+        sums[r] = join_sums(high[r], low[r]);
+}
+
+/* Sums of the lines from offset on with n_rows (1 or BLOCK_ROWS) rows: of one row VLEN lines, of a
+ * block 4; in runs, as i_hadd_all() takes them. Lines beyond the n_lines stand for the last. */
+V_INLINE void dot_lines_block(enum codes codes, const struct code_lines *lines, uint32_t n_vectors,
+                        uint32_t first, const uint8_t *const *rows, int n_rows, struct ahead *ahead,
+                        vi *runs)
+{
+    size_t offset = first * lines->stride;
+    V_UNROLL
+    for (int k = 0; k < VLEN / 4; k++) {
+        vi sums[4];
         V_UNROLL
-        for (int i = 0; i < n_rows * step; i++)
-            high[i] = low[i] = i_zero();
-        for (uint32_t v = 0; v < n_vectors; v++) {
-            V_UNROLL
-            for (int i = 0; i < step; i++) {
-                vi part[4];
-                look_ahead(ahead);
-                unpack_codes(codes, rows_of, lines->at[v] + offset[i], part);
-                V_UNROLL
-                for (int r = 0; r < n_rows; r++)
-                    add_products(codes, rows_of, part,
-                                 rows[r] + (size_t)v * (size_t)parts_of(codes) * VECTOR_BYTES,
-                                 &high[step * r + i], &low[step * r + i]);
-            }
+        for (int i = 0; i < 4; i += n_rows) {
+            dot_line(codes, lines, n_vectors, offset, rows, n_rows, ahead, sums + i);
+            offset += ++first < lines->n ? lines->stride : 0;
         }
-        V_UNROLL
-        for (int r = 0; r < n_rows; r++) {
-            V_UNROLL
-            for (int i = 0; i < step; i++) {
-                sums[(n_rows == 1 ? 0 : 4 * r) + j + i] =
-                    join_sums(high[step * r + i], low[step * r + i]);
-            }
-        }
+        runs[k] = i_hadd_runs(sums);
     }
 }
 
@@ -187,106 +168,99 @@ V_INLINE void store_part(vi sums, int32_t *to, size_t stride, int n_rows)
         i_store_quads(to, stride, sums);
 }
 
-V_INLINE void store_sums(enum split split, const vi *dots, uint32_t first, int n_rows,
+/* runs of dot_lines_block(), whose lanes are in the order of the sums: of a block, row by row. */
+V_INLINE void store_sums(enum split split, const vi *runs, uint32_t first, int n_rows,
                          const struct sums *to)
 {
 #if V_WIDE
-    vi low, high;
-    if (split == GROUPS) {
-        i_hadd_halves(dots, &low, &high);
-        store_part(low, to->low + first, to->stride, n_rows);
-        store_part(high, to->high + first, to->stride, n_rows);
-        return;
-    }
-    if (split == PAIRS) {
-        i_hadd_halves(dots, &low, &high);
-        i_zip(n_rows > 1, &low, &high);
-        store_part(low, to->low + 2 * first, to->stride, n_rows);
-        store_part(high, to->low + 2 * first + (n_rows == 1 ? VLEN : 4), to->stride, n_rows);
+    if (split != WHOLE) {
+        vi low, high;
+        i_hadd_halves(runs, &low, &high);
+        if (n_rows > 1) {
+            low = i_rows_first(low);
+            high = i_rows_first(high);
+        }
+        if (split == PAIRS)
+            i_zip(n_rows > 1, &low, &high);
+        store_part(low, to->low + (split == PAIRS ? 2 : 1) * first, to->stride, n_rows);
+        store_part(high,
+                   split == GROUPS ? to->high + first
+                                   : to->low + 2 * first + (n_rows == 1 ? VLEN : 4),
+                   to->stride, n_rows);
         return;
     }
 #endif
     (void)split;
-    store_part(i_hadd_all(dots), to->low + first, to->stride, n_rows);
+    const vi sums = i_hadd_all(runs);
+    store_part(n_rows == 1 ? sums : i_rows_first(sums), to->low + first, to->stride, n_rows);
 }
 
-V_INLINE void dot_lines(enum codes codes, enum rows_of rows_of, enum split split,
-                        const struct code_lines *lines, uint32_t n_vectors,
-                        const uint8_t *const *rows, int n_rows, struct ahead *ahead,
-                        const struct sums *to)
+V_INLINE void dot_lines(enum codes codes, enum split split, const struct code_lines *lines,
+                        uint32_t n_vectors, const uint8_t *const *rows, int n_rows,
+                        struct ahead *ahead, const struct sums *to)
 {
     struct ahead next = *ahead;
     for (uint32_t first = 0; first < lines->n; first += n_rows == 1 ? VLEN : 4) {
-        vi dots[VLEN];
+        vi runs[VLEN / 4];
         next_range(&next);
-        dot_codes(codes, rows_of, lines, n_vectors, first, rows, n_rows, &next, dots);
-        store_sums(split, dots, first, n_rows, to);
+        dot_lines_block(codes, lines, n_vectors, first, rows, n_rows, &next, runs);
+        store_sums(split, runs, first, n_rows, to);
     }
     *ahead = next;
 }
 
-V_INLINE void dot_rows(enum codes codes, enum rows_of rows_of, enum split split,
-                       const struct code_lines *lines, uint32_t n_vectors,
-                       const uint8_t *const *rows, uint32_t n_rows, struct ahead *ahead,
-                       const struct sums *to)
+V_INLINE void dot_rows(enum codes codes, enum split split, const struct code_lines *lines,
+                       uint32_t n_vectors, const uint8_t *const *rows, uint32_t n_rows,
+                       struct ahead *ahead, const struct sums *to)
 {
     if (n_rows == 1)
-        dot_lines(codes, rows_of, split, lines, n_vectors, rows, 1, ahead, to);
+        dot_lines(codes, split, lines, n_vectors, rows, 1, ahead, to);
     else
-        dot_lines(codes, rows_of, split, lines, n_vectors, rows, BLOCK_ROWS, ahead, to);
+        dot_lines(codes, split, lines, n_vectors, rows, BLOCK_ROWS, ahead, to);
 }
 
 /* The same with loops of known length where that is common. */
-V_INLINE void dot_vectors(enum codes codes, enum rows_of rows_of, enum split split,
-                          const struct code_lines *lines, const uint8_t *const *rows,
-                          uint32_t n_rows, struct ahead *ahead, const struct sums *to)
+V_INLINE void dot_vectors(enum codes codes, enum split split, const struct code_lines *lines,
+                          const uint8_t *const *rows, uint32_t n_rows, struct ahead *ahead,
+                          const struct sums *to)
 {
     switch (lines->n_vectors) {
-    case 1: dot_rows(codes, rows_of, split, lines, 1, rows, n_rows, ahead, to); break;
-    case 2: dot_rows(codes, rows_of, split, lines, 2, rows, n_rows, ahead, to); break;
-    case 4: dot_rows(codes, rows_of, split, lines, 4, rows, n_rows, ahead, to); break;
-    default: dot_rows(codes, rows_of, split, lines, lines->n_vectors, rows, n_rows, ahead, to);
+    case 1: dot_rows(codes, split, lines, 1, rows, n_rows, ahead, to); break;
+    case 2: dot_rows(codes, split, lines, 2, rows, n_rows, ahead, to); break;
+    case 4: dot_rows(codes, split, lines, 4, rows, n_rows, ahead, to); break;
+    default: dot_rows(codes, split, lines, lines->n_vectors, rows, n_rows, ahead, to);
     }
 }
 
 /* Sums of all lines with at most BLOCK_ROWS rows; those of rows beyond the last are written too,
  * and mean nothing, and so are those of lines up to whole vectors. */
-static void dot_keys(enum codes codes, enum split split, const struct code_lines *lines,
-                     const uint8_t *const *rows, uint32_t n_rows, struct ahead *ahead,
-                     const struct sums *to)
+static void dot_codes(enum codes codes, enum split split, const struct code_lines *lines,
+                      const uint8_t *const *rows, uint32_t n_rows, struct ahead *ahead,
+                      const struct sums *to)
 {
     if (codes == BYTES)
-        dot_vectors(BYTES, QUERIES, WHOLE, lines, rows, n_rows, ahead, to);
+        dot_vectors(BYTES, WHOLE, lines, rows, n_rows, ahead, to);
     else if (split == WHOLE)
-        dot_vectors(NIBBLES, QUERIES, WHOLE, lines, rows, n_rows, ahead, to);
+        dot_vectors(NIBBLES, WHOLE, lines, rows, n_rows, ahead, to);
     else if (split == GROUPS)
-        dot_rows(NIBBLES, QUERIES, GROUPS, lines, 1, rows, n_rows, ahead, to);
+        dot_rows(NIBBLES, GROUPS, lines, 1, rows, n_rows, ahead, to);
     else
-        dot_rows(NIBBLES, QUERIES, PAIRS, lines, 1, rows, n_rows, ahead, to);
-}
-
-static void dot_values(enum codes codes, const struct code_lines *lines, const uint8_t *const *rows,
-                       uint32_t n_rows, struct ahead *ahead, const struct sums *to)
-{
-    if (codes == BYTES)
-        dot_vectors(BYTES, WEIGHTS, WHOLE, lines, rows, n_rows, ahead, to);
-    else
-        dot_vectors(NIBBLES, WEIGHTS, V_WIDE ? PAIRS : WHOLE, lines, rows, n_rows, ahead, to);
+        dot_vectors(NIBBLES, PAIRS, lines, rows, n_rows, ahead, to);
 }
 
 /*
  * A row as the products want it: n is a multiple of elements_of(), or twice: 64 elements, once for
  * either line of a pair.
  */
-static inline void arrange(enum codes codes, enum rows_of rows_of, bool twice, const uint16_t *x,
-                           uint32_t n, uint8_t *row)
+static inline void arrange(enum codes codes, bool twice, const int16_t *x, uint32_t n,
+                           uint8_t *row)
 {
 #if V_BYTE_DOTS
     const uint32_t size = twice ? VECTOR_BYTES : elements_of(codes);
     for (uint32_t i = 0; i < n; i += 32) {
         uint8_t *to = row + (size_t)(i / size) * (size_t)parts_of(codes) * VECTOR_BYTES;
         vh high, low;
-        h_split(is_unsigned(codes, rows_of), x + i, &high, &low);
+        h_split(x + i, &high, &low);
         if (codes == BYTES) {
             h_store(to + i % size, high);
             h_store(to + VECTOR_BYTES + i % size, low);
@@ -298,7 +272,6 @@ static inline void arrange(enum codes codes, enum rows_of rows_of, bool twice, c
         }
     }
 #else
-    (void)rows_of;
     if (codes == BYTES) {
         memcpy(row, x, n * sizeof(*x));
         return;
@@ -314,10 +287,10 @@ static inline void arrange(enum codes codes, enum rows_of rows_of, bool twice, c
 #endif
 }
 
-static inline int32_t sum_of(bool is_unsigned, const uint16_t *x, uint32_t n)
+static inline int32_t sum_of(const int16_t *x, uint32_t n)
 {
     int32_t sum = 0;
     for (uint32_t i = 0; i < n; i++)
-        sum += is_unsigned ? x[i] : (int16_t)x[i];
+        sum += x[i];
     return sum;
 }

@@ -129,7 +129,10 @@ V_INLINE vf group_scale(enum reader reader, const struct lines *lines, uint32_t 
 /* As many lines of memory as one of codes has. */
 V_INLINE void look_past(const struct lines *lines)
 {
-    for (size_t i = 0; lines->ahead && i < lines->stride; i += 64)
+    if (!lines->ahead)
+        return;
+    next_range(lines->ahead);
+    for (size_t i = 0; i < lines->stride; i += 64)
         look_ahead(lines->ahead);
 }
 

@@ -1,7 +1,7 @@
 /*
  * rows_tmpl.h - template of the SIMD kernel of attention over rows of an engine.
  * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h and blocks_avx2.h, v_exp() and
- * scale_row() of attend_tmpl.h, to_integers() of scores_tmpl.h.
+ * scale_row() of attend_tmpl.h, ROW_MAX and sum_of() of dots_tmpl.h.
  *
  * Keys are worked on by spans, and a span by all heads before the next one: in most caches the rows
  * of a token lie together, and those of one head lie a page of memory apart. While a span is read,
@@ -18,7 +18,7 @@
 #include "../rows.h"
 
 enum {
-    SPAN_KEYS = 64,
+    SPAN_KEYS = 32,
     MAX_BLOCKS = KVC_MAX_HEAD_DIM / KVC_BLOCK,
     BLOCK_VECTORS = KVC_BLOCK / VLEN,
     /* Query rows that share what is unpacked of K or V, and blocks of V whose sums fill the
@@ -110,22 +110,51 @@ static inline bool by_integers(const struct kvc_rows_tile *tile)
     return !tile->exact && tile->k.format != KVC_ROWS_F16;
 }
 
+/* A block of a query row as integers times what is returned. */
+static inline float round_block(const float *x, int16_t *to)
+{
+    vf max = v_zero();
+    for (uint32_t i = 0; i < KVC_BLOCK; i += VLEN)
+        max = v_max(v_abs(v_load(x + i)), max);
+    const float largest = v_hmax(max);
+    if (!(largest >= TINY)) {
+        memset(to, 0, KVC_BLOCK * sizeof(*to));
+        return 0.0f;
+    }
+    const vf by = v_set1(ROW_MAX / largest);
+    for (uint32_t i = 0; i < KVC_BLOCK; i += VLEN)
+        i_store_low16(to + i, i_round(v_mul(v_load(x + i), by)));
+    return largest / ROW_MAX;
+}
+
+/*
+ * Where few channels are much larger than the others, integers in units of them lose too much of
+ * the others. The error of a product with a random row is that of its length that the rounding has:
+ * sqrt(sum of step^2 / 12), of which this part is the most; of rows without peaks it is about 2e-5.
+ */
+#define MAX_LOSS_OF_ROW 3e-5f
+
 /* The query rows as integers. */
 static inline void arrange_rows(const struct kvc_rows_tile *tile, const struct row_rooms *rooms)
 {
-    const kvc_row_format format = tile->k.format;
-    uint16_t x[KVC_MAX_HEAD_DIM];
+    int16_t x[KVC_BLOCK];
     for (size_t row = 0; row < (size_t)tile->n_heads * tile->n_rows; row++) {
+        const float *q = tile->q + row * kvc_attend_stride(tile->k.d);
         uint8_t *to = rooms->integers + row * rooms->row_size;
-        const float scale = to_integers(tile->q + row * kvc_attend_stride(tile->k.d), tile->k.d, x);
+        float *scales = rooms->scales + row * MAX_BLOCKS, loss = 0.0f;
+        vf length = v_zero();
         memset(to, 0, rooms->row_size);
-        rooms->scales[row] = scale * tile->scale;
-        for (uint32_t b = 0; b < tile->k.d / KVC_BLOCK; b++) {
-            const uint16_t *of_block = x + (size_t)b * KVC_BLOCK;
-            step_arrange(format, of_block, b, to);
-            rooms->sums[row * MAX_BLOCKS + b] =
-                STEP_BIAS(format) * sum_of(false, of_block, KVC_BLOCK);
+        for (uint32_t b = 0; b < tile->k.d / KVC_BLOCK; b++, q += KVC_BLOCK) {
+            scales[b] = round_block(q, x);
+            loss += scales[b] * scales[b] * (KVC_BLOCK / 12.0f);
+            for (uint32_t i = 0; i < KVC_BLOCK; i += VLEN)
+                length = v_fma(v_load(q + i), v_load(q + i), length);
+            step_arrange(tile->k.format, x, b, to);
+            rooms->sums[row * MAX_BLOCKS + b] = STEP_BIAS(tile->k.format) * sum_of(x, KVC_BLOCK);
         }
+        /* NaN, too. */
+        if (!(loss <= MAX_LOSS_OF_ROW * MAX_LOSS_OF_ROW * v_hadd(length)))
+            scales[0] = -1.0f;
     }
 }
 
@@ -223,13 +252,18 @@ V_INLINE void multiply_integers(kvc_row_format format, const struct stored_span 
     const uint32_t step = STEP_BLOCKS(format);
     const uint8_t *rows[SHARED_ROWS];
     vi bias[MAX_BLOCKS];
+    vf by[MAX_BLOCKS];
     for (int r = 0; r < n_rows; r++)
         rows[r] = rooms->integers + sharing->row[r] * rooms->row_size;
     for (uint32_t b = 0; b < n_blocks; b++) {
-        int32_t of_row[4] = {0};
-        for (int r = 0; r < n_rows; r++)
-            of_row[r] = rooms->sums[sharing->row[r] * MAX_BLOCKS + b];
-        bias[b] = n_rows == 1 ? i_set1(of_row[0]) : i_load_each(of_row);
+        int32_t biases[4] = {0};
+        float scales[4] = {0};
+        for (int r = 0; r < n_rows; r++) {
+            biases[r] = rooms->sums[sharing->row[r] * MAX_BLOCKS + b];
+            scales[r] = rooms->scales[sharing->row[r] * MAX_BLOCKS + b];
+        }
+        bias[b] = n_rows == 1 ? i_set1(biases[0]) : i_load_each(biases);
+        by[b] = n_rows == 1 ? v_set1(scales[0]) : v_load_each(scales);
     }
     for (uint32_t t = 0; t < k->n; t += n_keys) {
         vf score = v_zero();
@@ -252,7 +286,7 @@ V_INLINE void multiply_integers(kvc_row_format format, const struct stored_span 
             for (uint32_t i = 0; i < step; i++) {
                 const float *factors = rooms->factors_k + (size_t)(b + i) * SPAN_KEYS + t;
                 if (i < n)
-                    score = v_fma(v_from_i(i_sub(sums[i], bias[b + i])),
+                    score = v_fma(v_mul(v_from_i(i_sub(sums[i], bias[b + i])), by[b + i]),
                                   n_rows == 1 ? v_load(factors) : v_load_quads(factors), score);
             }
         }
@@ -328,11 +362,18 @@ V_INLINE void multiply_span(kvc_row_format format, bool integers, const struct s
                             const struct kvc_rows_tile *tile, const struct row_rooms *rooms,
                             const struct sharing *sharing, struct coming *coming, float *scores)
 {
+    struct coming none = {0};
     if (integers && sharing->n == 1)
         multiply_integers(format, k, rooms, sharing, 1, coming, scores);
     else if (integers)
         multiply_integers(format, k, rooms, sharing, SHARED_ROWS, coming, scores);
-    else if (sharing->n == 1)
+    for (uint32_t r = 0; r < sharing->n && integers; r++)
+        if (rooms->scales[sharing->row[r] * MAX_BLOCKS] < 0.0f)
+            multiply_floats(format, k, tile, rooms, &(struct sharing){1, {sharing->row[r]}}, 1,
+                            &none, scores + (size_t)r * SPAN_KEYS);
+    if (integers)
+        return;
+    if (sharing->n == 1)
         multiply_floats(format, k, tile, rooms, sharing, 1, coming, scores);
     else
         multiply_floats(format, k, tile, rooms, sharing, SHARED_ROWS, coming, scores);
@@ -389,12 +430,12 @@ static inline vf v_tanh(vf x)
 /* Turns the products of a row into weights, 0 where nothing is seen, and takes its maximum and sum
  * further. */
 static inline void span_weights(const struct kvc_rows_tile *tile, const struct key_span *span,
-                                uint32_t row, size_t i, float scale, float *s)
+                                uint32_t row, size_t i, float *s)
 {
     const uint64_t seen = span->seen[row];
     vf max = v_set1(-INFINITY), sum = v_zero();
     for (uint32_t t = 0; t < span->n; t += VLEN) {
-        vf x = v_mul(v_load(s + t), v_set1(scale));
+        vf x = v_mul(v_load(s + t), v_set1(tile->scale));
         if (tile->softcap > 0.0f)
             x = v_mul(v_tanh(v_mul(x, v_set1(1.0f / tile->softcap))), v_set1(tile->softcap));
         if (tile->mask)
@@ -559,7 +600,6 @@ kvc_status KVC_FN(kvc_attend_rows)(const struct kvc_queue *queue, const struct k
     for (size_t i = 0; i < n; i++) {
         tile->m[i] = -INFINITY;
         tile->l[i] = 0.0f;
-        rooms.scales[i] = tile->scale;
     }
     memset(tile->o, 0, n * stride * sizeof(float));
     if (by_integers(tile))
@@ -575,8 +615,7 @@ kvc_status KVC_FN(kvc_attend_rows)(const struct kvc_queue *queue, const struct k
             for (uint32_t row = 0; row < tile->n_rows; row++) {
                 const size_t i = (size_t)head * tile->n_rows + row;
                 if (span.seen[row])
-                    span_weights(tile, &span, row, i, rooms.scales[i],
-                                 rooms.scores + (size_t)row * SPAN_KEYS);
+                    span_weights(tile, &span, row, i, rooms.scores + (size_t)row * SPAN_KEYS);
             }
             span_values(tile, &rooms, &span, head, &v);
         }

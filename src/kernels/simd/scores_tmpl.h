@@ -68,7 +68,7 @@ struct rooms {
     float *folded;   /* query rows times scales, or 16 lines of INT6 keys as bytes */
     float *products; /* [KVC_TILE_ROWS][64] of one page */
     float *scores;   /* [KVC_TILE_ROWS][CHUNK_TOKENS] */
-    uint8_t *keys;   /* query rows, arranged, row_size bytes each */
+    uint8_t *keys;   /* query rows and then their rests, arranged, row_size bytes each */
     uint8_t *values; /* rows of weights, arranged, WEIGHTS_SIZE bytes each */
 };
 
@@ -91,7 +91,7 @@ static inline struct rooms rooms_of(const struct kvc_attend_tile *tile)
     rooms.products = rooms.folded + KVC_TILE_ROWS * kvc_attend_stride(d_k);
     rooms.scores = rooms.products + KVC_TILE_ROWS * KVC_PAGE_ROWS;
     rooms.keys = (uint8_t *)(rooms.scores + KVC_TILE_ROWS * CHUNK_TOKENS);
-    rooms.values = rooms.keys + KVC_TILE_ROWS * row_size(d_k);
+    rooms.values = rooms.keys + 2 * KVC_TILE_ROWS * row_size(d_k);
     return rooms;
 }
 
@@ -176,8 +176,10 @@ struct int_keys {
         uint32_t first, n, group[2];
     } segments[KVC_MAX_GROUPS];
     uint32_t n_segments;
-    float scale[KVC_TILE_ROWS];
-    int32_t bias[KVC_TILE_ROWS][KVC_MAX_GROUPS][2]; /* what is too much in the sums */
+    /* Of the rows, and from KVC_TILE_ROWS on of their rests; bias: what is too much in the sums. */
+    float scale[2 * KVC_TILE_ROWS];
+    int32_t bias[2 * KVC_TILE_ROWS][KVC_MAX_GROUPS][2];
+    bool has_rest[KVC_TILE_ROWS];
 };
 
 static inline bool is_exact(const struct kvc_attend_tile *tile, uint8_t format)
@@ -205,43 +207,75 @@ static inline void divide_keys(struct int_keys *keys, const struct kvc_page_layo
     }
 }
 
-/* A row of floats as integers times what is returned; n is a multiple of VLEN. NaN if one of the row
- * is not finite. */
-static inline float to_integers(const float *x, uint32_t n, uint16_t *to)
+/* x = integers times what is returned plus a rest, which becomes x; n is a multiple of VLEN, and
+ * largest the largest magnitude. */
+static inline float to_integers(float largest, float *x, uint32_t n, int16_t *to)
 {
-    vf max = v_zero(), odd = v_zero();
+    const float step = largest / ROW_MAX;
+    const vf by = v_set1(ROW_MAX / largest);
     for (uint32_t i = 0; i < n; i += VLEN) {
-        max = v_max(v_abs(v_load(x + i)), max);
-        odd = v_fma(v_load(x + i), v_zero(), odd);
+        const vf a = v_load(x + i);
+        const vi integers = i_round(v_mul(a, by));
+        i_store_low16(to + i, integers);
+        v_store(x + i, v_fma(v_from_i(integers), v_set1(-step), a));
     }
-    const float largest = v_hmax(max);
-    if (!(v_hadd(odd) == 0.0f) || largest < 1e-30f) {
-        memset(to, 0, n * sizeof(*to));
-        return largest < 1e-30f ? 0.0f : NAN;
-    }
-    const vf by = v_set1(SIGNED_MAX / largest);
-    for (uint32_t i = 0; i < n; i += VLEN)
-        i_store_low16(to + i, i_round(v_mul(v_load(x + i), by)));
-    return largest / SIGNED_MAX;
+    return step;
 }
 
-static inline void arrange_query(struct int_keys *keys, const struct kvc_page_layout *layout,
-                                 uint32_t row, const float *q, uint8_t *to)
+/* What the rest of to_integers() is at most: half a step, and what the product that was rounded may
+ * have been off by. */
+#define REST_OF(step) (0.51f * (step))
+
+/* Below it, numbers are nothing: scales and products with them stay normal. */
+#define TINY 1e-30f
+
+/* A row whose largest number is more than that many times its mean has a rest: in units of the
+ * largest number, the others would lose too much. */
+#define MAX_PEAK 16
+
+/* The row `slot` of keys: x becomes what rounding leaves. */
+static inline void arrange_row(struct int_keys *keys, uint32_t d8, uint32_t slot, float largest,
+                               float *x, uint8_t *to)
 {
-    uint16_t x[KVC_MAX_HEAD_DIM + 128] = {0};
-    const uint32_t d = (layout->d8_k + VLEN - 1u) / VLEN * VLEN;
+    int16_t integers[KVC_MAX_HEAD_DIM + 128] = {0};
     const uint32_t size = keys->split == PAIRS ? 64 : elements_of(keys->codes);
     const uint32_t half = keys->split == GROUPS ? size / 2 : 0;
-    keys->scale[row] = to_integers(q, d, x);
-    arrange(keys->codes, QUERIES, keys->split == PAIRS, x, (layout->d8_k + size - 1) / size * size,
-            to);
+    const int32_t bias = bias_of(keys->codes);
+    keys->scale[slot] = 0.0f;
+    if (isnan(largest))
+        keys->scale[slot] = NAN;
+    else if (largest >= TINY)
+        keys->scale[slot] = to_integers(largest, x, (d8 + VLEN - 1u) / VLEN * VLEN, integers);
+    arrange(keys->codes, keys->split == PAIRS, integers, (d8 + size - 1) / size * size, to);
     for (uint32_t i = 0; i < keys->n_segments; i++) {
         const struct segment *s = &keys->segments[i];
-        const uint16_t *from = x + (size_t)s->first * size;
-        const int32_t bias = bias_of(keys->codes, QUERIES);
-        keys->bias[row][i][1] = bias * sum_of(false, from + (s->n * size - half), half);
-        keys->bias[row][i][0] = bias * sum_of(false, from, s->n * size - half);
+        const int16_t *from = integers + (size_t)s->first * size;
+        keys->bias[slot][i][1] = bias * sum_of(from + (s->n * size - half), half);
+        keys->bias[slot][i][0] = bias * sum_of(from, s->n * size - half);
     }
+}
+
+static inline void arrange_query(const struct kvc_attend_tile *tile, struct int_keys *keys,
+                                 const struct kvc_page_layout *layout, uint32_t row, const float *q)
+{
+    const size_t size = row_size(layout->d_k);
+    uint8_t *to = rooms_of(tile).keys + row * size;
+    float x[KVC_MAX_HEAD_DIM + VLEN];
+    vf max = v_zero(), sum = v_zero(), odd = v_zero();
+    for (uint32_t i = 0; i < layout->d8_k; i += VLEN) {
+        const vf a = v_load(q + i);
+        max = v_max(v_abs(a), max);
+        sum = v_add(sum, v_abs(a));
+        odd = v_fma(a, v_zero(), odd); /* NaN if a is not finite */
+        v_store(x + i, a);
+    }
+    const float largest = v_hadd(odd) == 0.0f ? v_hmax(max) : NAN;
+    arrange_row(keys, layout->d8_k, row, largest, x, to);
+    keys->has_rest[row] =
+        largest >= TINY && largest * (float)layout->d_k > MAX_PEAK * v_hadd(sum);
+    if (keys->has_rest[row])
+        arrange_row(keys, layout->d8_k, KVC_TILE_ROWS + row, REST_OF(keys->scale[row]), x,
+                    to + KVC_TILE_ROWS * size);
 }
 
 /* What is added to the sums that do not know of the middle of CHANNEL keys goes to add. */
@@ -262,59 +296,75 @@ static inline void arrange_queries(const struct kvc_attend_tile *tile,
     if (layout != keys->layout)
         divide_keys(keys, layout);
     for (uint32_t row = 0; row < tile->n_rows; row++)
-        arrange_query(keys, layout, row, q[row], rooms.keys + row * row_size(layout->d_k));
+        arrange_query(tile, keys, layout, row, q[row]);
     keys->layout = layout;
 }
 
-/* Sums of one segment become scores, or are added to them. */
-static inline void add_segment(const struct int_keys *keys, uint32_t segment, uint32_t row,
+/* Sums of one segment become products, or are added to them. */
+static inline void add_segment(const struct int_keys *keys, uint32_t segment, uint32_t slot,
                                const int32_t *low, const int32_t *high, uint32_t n,
-                               const float *factors, float *scores)
+                               const float *factors, bool add, float *products)
 {
     const struct segment *s = &keys->segments[segment];
-    const int32_t *bias = keys->bias[row][segment];
+    const int32_t *bias = keys->bias[slot][segment];
     const float *by = factors + (size_t)s->group[0] * KVC_PAGE_ROWS;
     const float *by_high = factors + (size_t)s->group[1] * KVC_PAGE_ROWS;
-    const vf scale = v_set1(keys->scale[row]);
+    const vf scale = v_set1(keys->scale[slot]);
     for (uint32_t t = 0; t < n; t += VLEN) {
         vf x = v_mul(v_from_i(i_sub(i_load(low + t), i_set1(bias[0]))), v_load(by + t));
         if (keys->split == GROUPS)
             x = v_fma(v_from_i(i_sub(i_load(high + t), i_set1(bias[1]))), v_load(by_high + t), x);
         x = v_mul(x, scale);
-        v_store(scores + t, segment ? v_add(v_load(scores + t), x) : x);
+        v_store(products + t, add ? v_add(v_load(products + t), x) : x);
     }
 }
 
-/* Products of the tokens first ... with the rows that see something, by integers. */
-static inline void multiply_keys(const struct kvc_attend_tile *tile, const struct seen *seen,
-                                 const struct int_keys *keys, const uint8_t *data, size_t stride,
-                                 uint32_t first, uint32_t n, const float *factors,
-                                 struct ahead *ahead)
+/* Rows that are multiplied: slot[i] of keys, whose products go to place[i]. */
+struct key_rows {
+    uint32_t n;
+    uint8_t slot[KVC_TILE_ROWS], place[KVC_TILE_ROWS];
+    bool add;
+};
+
+/* Lines of all or some tokens of a page: the first is that of token first. */
+struct key_lines {
+    const uint8_t *data;
+    size_t stride;
+    uint32_t first, n;
+};
+
+/* Products of tokens with rows by integers. */
+static inline void multiply_keys(const struct kvc_attend_tile *tile, const struct int_keys *keys,
+                                 const struct key_lines *from, const struct key_rows *rows,
+                                 const float *factors, struct ahead *ahead)
 {
     const struct rooms rooms = rooms_of(tile);
     const size_t size = row_size(keys->layout->d_k);
     int32_t low[BLOCK_ROWS * KVC_PAGE_ROWS], high[BLOCK_ROWS * KVC_PAGE_ROWS];
     const struct sums sums = {low, high, KVC_PAGE_ROWS};
-    for (uint32_t i = 0; i < seen->n; i += BLOCK_ROWS) {
-        const uint32_t n_rows = seen->n - i < BLOCK_ROWS ? seen->n - i : BLOCK_ROWS;
+    for (uint32_t i = 0; i < rows->n; i += BLOCK_ROWS) {
+        const uint32_t n_rows = rows->n - i < BLOCK_ROWS ? rows->n - i : BLOCK_ROWS;
         for (uint32_t s = 0; s < keys->n_segments; s++) {
             const struct segment *segment = &keys->segments[s];
-            struct code_lines lines = {.n_vectors = segment->n, .n = n, .stride = stride};
-            const uint8_t *rows[BLOCK_ROWS];
+            struct code_lines lines = {
+                .n_vectors = segment->n, .n = from->n, .stride = from->stride};
+            const uint8_t *row[BLOCK_ROWS];
             for (uint32_t v = 0; v < segment->n; v++)
-                lines.at[v] = data + (size_t)(segment->first + v) * VECTOR_BYTES;
+                lines.at[v] = from->data + (size_t)(segment->first + v) * VECTOR_BYTES;
             if (keys->split == PAIRS) {
                 lines.n /= 2;
                 lines.stride *= 2;
             }
             for (uint32_t r = 0; r < BLOCK_ROWS; r++)
-                rows[r] = rooms.keys + seen->row[i + (r < n_rows ? r : n_rows - 1)] * size +
-                          (size_t)segment->first * (size_t)parts_of(keys->codes) * VECTOR_BYTES;
-            dot_keys(keys->codes, keys->split, &lines, rows, n_rows, ahead, &sums);
+                row[r] = rooms.keys + rows->slot[i + (r < n_rows ? r : n_rows - 1)] * size +
+                         (size_t)segment->first * (size_t)parts_of(keys->codes) * VECTOR_BYTES;
+            dot_codes(keys->codes, keys->split, &lines, row, n_rows, ahead, &sums);
             for (uint32_t r = 0; r < n_rows; r++)
-                add_segment(keys, s, seen->row[i + r], low + (size_t)r * KVC_PAGE_ROWS,
-                            high + (size_t)r * KVC_PAGE_ROWS, n, factors + first,
-                            rooms.products + (size_t)(i + r) * KVC_PAGE_ROWS + first);
+                add_segment(keys, s, rows->slot[i + r], low + (size_t)r * KVC_PAGE_ROWS,
+                            high + (size_t)r * KVC_PAGE_ROWS, from->n, factors + from->first,
+                            rows->add || s > 0,
+                            rooms.products + (size_t)rows->place[i + r] * KVC_PAGE_ROWS +
+                                from->first);
         }
     }
 }
@@ -330,26 +380,34 @@ static inline void int_products(const struct kvc_attend_tile *tile,
     float factors[KVC_MAX_GROUPS * KVC_PAGE_ROWS], of_row[KVC_TILE_ROWS] = {0};
     const uint32_t n_groups = kvc_scale_groups(layout->k_format, layout->k_scale, layout->d8_k);
     const bool narrow = layout->k_format == KVC_INT6;
+    struct key_rows all = {.n = 0}, rests = {.add = true};
 
     arrange_queries(tile, page, keys, of_row);
-    for (uint32_t i = 0; i < seen->n; i++)
-        add[i] = of_row[seen->row[i]];
     for (uint32_t g = 0; g < n_groups; g++)
         token_factors(layout->k_format, layout->k_scale, params, g, tile->scale,
                       factors + (size_t)g * KVC_PAGE_ROWS);
-    if (!narrow) {
-        multiply_keys(tile, seen, keys, page->data, layout->k_stride, 0, KVC_PAGE_ROWS, factors,
-                      ahead);
-        return;
+    for (uint32_t i = 0; i < seen->n; i++) {
+        const uint8_t row = seen->row[i];
+        add[i] = of_row[row];
+        all.slot[all.n] = row;
+        all.place[all.n++] = (uint8_t)i;
+        if (!keys->has_rest[row])
+            continue;
+        rests.slot[rests.n] = (uint8_t)(KVC_TILE_ROWS + row);
+        rests.place[rests.n++] = (uint8_t)i;
     }
-    for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += TILE_LINES) {
-        struct lines lines = {.data = page->data + (size_t)t * layout->k_stride,
-                              .stride = layout->k_stride,
-                              .n = TILE_LINES,
-                              .len = layout->d8_k,
-                              .ahead = ahead};
-        lines = widen(&lines, (uint8_t *)rooms.folded);
-        multiply_keys(tile, seen, keys, lines.data, lines.stride, t, TILE_LINES, factors, ahead);
+    for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += narrow ? TILE_LINES : KVC_PAGE_ROWS) {
+        struct lines wide = {.data = page->data + (size_t)t * layout->k_stride,
+                             .stride = layout->k_stride,
+                             .n = narrow ? TILE_LINES : KVC_PAGE_ROWS,
+                             .len = layout->d8_k,
+                             .ahead = ahead};
+        if (narrow)
+            wide = widen(&wide, (uint8_t *)rooms.folded);
+        const struct key_lines lines = {wide.data, wide.stride, t, wide.n};
+        multiply_keys(tile, keys, &lines, &all, factors, ahead);
+        if (rests.n)
+            multiply_keys(tile, keys, &lines, &rests, factors, ahead);
     }
 }
 

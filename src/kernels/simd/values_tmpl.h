@@ -175,44 +175,21 @@ struct weight_rows {
     int32_t bias[KVC_TILE_ROWS];
 };
 
-/* x = n times what is returned plus a rest, which becomes x: at most half of that, or, if it is
- * wanted, all of it and of the same sign as x. */
-static inline float round_weights(float largest, bool rest, bool positive, float *x, uint32_t n,
-                                  uint16_t *to)
-{
-    const float limit = positive ? UNSIGNED_MAX : SIGNED_MAX, step = largest / limit;
-    const vf by = v_set1(limit / largest);
-    for (uint32_t i = 0; i < n; i += VLEN) {
-        const vf a = v_load(x + i), b = v_mul(a, by);
-        const vi integers = rest ? i_trunc(b) : i_round(b);
-        i_store_low16(to + i, integers);
-        if (!rest)
-            continue;
-        const vf left = v_fma(v_from_i(integers), v_set1(-step), a);
-        v_store(x + i, positive ? v_max(left, v_zero()) : left);
-    }
-    return step;
-}
-
-/* Adds a row of n weights x, which has a NaN if sum is NaN. */
-static inline void add_weight_row(const struct kvc_attend_tile *tile,
-                                  const struct int_values *values, uint32_t place, float largest,
-                                  float sum, bool rest, float *x, struct weight_rows *rows)
+/* Adds a row of weights x, which has a NaN if sum is NaN; x becomes what rounding leaves. */
+static inline float add_weight_row(const struct kvc_attend_tile *tile,
+                                   const struct int_values *values, uint32_t place, float largest,
+                                   float sum, float *x, struct weight_rows *rows)
 {
     const uint32_t n = values->n_pages * KVC_PAGE_ROWS;
-    const bool positive = is_unsigned(values->codes, WEIGHTS);
-    uint16_t integers[CHUNK_TOKENS];
-    float scale = NAN;
-    if (isnan(sum))
-        memset(integers, 0, n * sizeof(*integers));
-    else
-        scale = round_weights(largest, rest, positive, x, n, integers);
+    int16_t integers[CHUNK_TOKENS] = {0};
+    const float scale = isnan(sum) ? sum : to_integers(largest, x, n, integers);
     rows->place[rows->n] = (uint8_t)place;
     rows->scale[rows->n] = scale;
-    rows->bias[rows->n] = bias_of(values->codes, WEIGHTS) * sum_of(positive, integers, n);
-    arrange(values->codes, WEIGHTS, V_WIDE && values->codes == NIBBLES, integers, n,
+    rows->bias[rows->n] = bias_of(values->codes) * sum_of(integers, n);
+    arrange(values->codes, V_WIDE && values->codes == NIBBLES, integers, n,
             rooms_of(tile).values + (size_t)rows->n * WEIGHTS_SIZE);
     rows->n++;
+    return scale;
 }
 
 /* Adds the products of rows of weights with the channels c ... c + n - 1 to the outputs. */
@@ -238,8 +215,8 @@ static inline void multiply_values(const struct kvc_attend_tile *tile, const str
         const uint8_t *row[BLOCK_ROWS];
         for (uint32_t r = 0; r < BLOCK_ROWS; r++)
             row[r] = arranged + (size_t)(i + (r < n_rows ? r : n_rows - 1)) * WEIGHTS_SIZE;
-        dot_values(values->codes, &lines, row, n_rows, ahead,
-                   &(struct sums){.low = sums, .stride = KVC_PAGE_ROWS});
+        dot_codes(values->codes, pairs ? PAIRS : WHOLE, &lines, row, n_rows, ahead,
+                  &(struct sums){.low = sums, .stride = KVC_PAGE_ROWS});
         for (uint32_t r = 0; r < n_rows; r++) {
             float *o = output_row(tile, chunk, rows->place[i + r]) + c;
             const vf scale = v_set1(rows->scale[i + r]);
@@ -270,13 +247,12 @@ static inline void add_channels_of(const struct kvc_attend_tile *tile, const str
 #define MAX_LOSS 1e-4f
 
 static inline bool needs_rest(const struct kvc_attend_tile *tile, const struct chunk *chunk,
-                              enum codes codes, uint32_t i, float largest, float sum)
+                              uint32_t i, float largest, float sum)
 {
-    const float limit = is_unsigned(codes, WEIGHTS) ? UNSIGNED_MAX : SIGNED_MAX;
     float l = 0.0f;
     for (uint32_t p = 0; p < chunk->n_pages; p++)
         l += chunk->l[i][p];
-    return largest * (CHUNK_TOKENS / 2) > MAX_LOSS * limit * sum * (tile->l[chunk->row[i]] / l);
+    return largest * (CHUNK_TOKENS / 2) > MAX_LOSS * ROW_MAX * sum * (tile->l[chunk->row[i]] / l);
 }
 
 /* One group of channels. */
@@ -289,21 +265,18 @@ static inline void add_group(const struct kvc_attend_tile *tile, const struct ch
     uint32_t n_again = 0;
     for (uint32_t i = 0; i < chunk->n_rows; i++) {
         const float sum = weigh(tile, chunk, values, i, x, &largest);
-        if (largest < 1e-30f && !isnan(sum))
+        if (largest < TINY && !isnan(sum))
             continue;
-        const bool rest = needs_rest(tile, chunk, values->codes, i, largest, sum);
-        if (rest)
+        if (needs_rest(tile, chunk, i, largest, sum))
             again[n_again++] = (uint8_t)i;
-        add_weight_row(tile, values, i, largest, sum, rest, x, &rows);
+        add_weight_row(tile, values, i, largest, sum, x, &rows);
     }
     add_channels_of(tile, chunk, values, &rows, ahead);
     for (uint32_t k = 0; k < n_again; k++) {
+        int16_t integers[CHUNK_TOKENS];
         const float sum = weigh(tile, chunk, values, again[k], x, &largest);
-        uint16_t integers[CHUNK_TOKENS];
-        const float step = round_weights(largest, true, is_unsigned(values->codes, WEIGHTS), x,
-                                         values->n_pages * KVC_PAGE_ROWS, integers);
-        /* A quotient rounded up to the next integer leaves a little more than a step. */
-        add_weight_row(tile, values, again[k], step * 1.02f, sum, false, x, &rests);
+        const float step = to_integers(largest, x, values->n_pages * KVC_PAGE_ROWS, integers);
+        add_weight_row(tile, values, again[k], REST_OF(step), sum, x, &rests);
     }
     add_channels_of(tile, chunk, values, &rests, ahead);
 }

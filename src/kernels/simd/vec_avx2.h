@@ -45,13 +45,11 @@ typedef __m256 vm;
 #define i_keep(m, a)    _mm256_and_si256(_mm256_castps_si256(m), (a)) /* others 0 */
 #define i_from_bytes(b) _mm256_cvtepi8_epi32(b)
 #define i_round(a)      _mm256_cvtps_epi32(a) /* to nearest even */
-#define i_trunc(a)      _mm256_cvttps_epi32(a) /* towards 0 */
 #define i_zero()        _mm256_setzero_si256()
 #define i_load(p)       _mm256_loadu_si256((const __m256i *)(const void *)(p))
 #define i_store(p, a)   _mm256_storeu_si256((__m256i *)(void *)(p), (a))
 #define i_sub(a, b)     _mm256_sub_epi32((a), (b))
 #define i_and(a, b)     _mm256_and_si256((a), (b))
-#define i_xor(a, b)     _mm256_xor_si256((a), (b))
 #define i_shl(a, n)     _mm256_slli_epi32((a), (n))
 #define i_srl16(a, n)   _mm256_srli_epi16((a), (n)) /* of 16-bit lanes */
 #define i_madd(a, b)    _mm256_madd_epi16((a), (b)) /* sums of two products of 16-bit lanes */
@@ -223,7 +221,7 @@ V_INLINE vi i_widen(const uint8_t *p)
 }
 
 /* The low halves of the lanes. */
-V_INLINE void i_store_low16(uint16_t *p, vi a)
+V_INLINE void i_store_low16(int16_t *p, vi a)
 {
     const __m256i low = _mm256_shuffle_epi8(
         a, _mm256_broadcastsi128_si256(
@@ -249,11 +247,17 @@ V_INLINE vi i_hadd_runs(const vi *a)
     return i_fold(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee));
 }
 
-/* Lane i is the sum of the lanes of a[i]. */
-V_INLINE vi i_hadd_all(const vi *a)
+/* Lane 4 k + i: the sum of what became the run i of runs[k]. */
+V_INLINE vi i_hadd_all(const vi *runs)
 {
-    const vi x = i_hadd_runs(a), y = i_hadd_runs(a + 4);
-    return i_add(_mm256_permute2x128_si256(x, y, 0x20), _mm256_permute2x128_si256(x, y, 0x31));
+    return i_add(_mm256_permute2x128_si256(runs[0], runs[1], 0x20),
+                 _mm256_permute2x128_si256(runs[0], runs[1], 0x31));
+}
+
+/* Four lines of two rows become two rows of four lines. */
+V_INLINE vi i_rows_first(vi a)
+{
+    return _mm256_permutevar8x32_epi32(a, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
 }
 
 V_INLINE void i_store_quads(int32_t *p, size_t stride, vi a)

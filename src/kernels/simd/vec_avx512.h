@@ -47,13 +47,11 @@ typedef __mmask16 vm;
 #define i_bytes(a)      _mm512_cvtepi32_epi8(a)
 #define i_from_bytes(b) _mm512_cvtepi8_epi32(b)
 #define i_round(a)      _mm512_cvtps_epi32(a)
-#define i_trunc(a)      _mm512_cvttps_epi32(a)
 #define i_zero()        _mm512_setzero_si512()
 #define i_load(p)       _mm512_loadu_si512(p)
 #define i_store(p, a)   _mm512_storeu_si512((p), (a))
 #define i_sub(a, b)     _mm512_sub_epi32((a), (b))
 #define i_and(a, b)     _mm512_and_si512((a), (b))
-#define i_xor(a, b)     _mm512_xor_si512((a), (b))
 #define i_shl(a, n)     _mm512_slli_epi32((a), (n))
 #define i_srl16(a, n)   _mm512_srli_epi16((a), (n))
 #define i_madd(a, b)    _mm512_madd_epi16((a), (b))
@@ -194,7 +192,7 @@ V_INLINE vi i_widen(const uint8_t *p)
     return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)p));
 }
 
-V_INLINE void i_store_low16(uint16_t *p, vi a)
+V_INLINE void i_store_low16(int16_t *p, vi a)
 {
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(a));
 }
@@ -216,26 +214,29 @@ V_INLINE vi i_hadd_runs(const vi *a)
     return i_fold(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
 }
 
-/* Lane i: the sum of the lower, or the upper, half of the lanes of a[i]. */
-V_INLINE void i_hadd_halves(const vi *a, vi *low, vi *high)
+/* Lane 4 k + i: the sum of the lower, or the upper, half of what became the run i of runs[k]. */
+V_INLINE void i_hadd_halves(const vi *runs, vi *low, vi *high)
 {
-    vi runs[4], x, y;
-    V_UNROLL
-    for (int k = 0; k < 4; k++)
-        runs[k] = i_hadd_runs(a + 4 * k);
-    x = i_add(_mm512_shuffle_i32x4(runs[0], runs[1], 0x88),
-              _mm512_shuffle_i32x4(runs[0], runs[1], 0xdd));
-    y = i_add(_mm512_shuffle_i32x4(runs[2], runs[3], 0x88),
-              _mm512_shuffle_i32x4(runs[2], runs[3], 0xdd));
+    const vi x = i_add(_mm512_shuffle_i32x4(runs[0], runs[1], 0x88),
+                       _mm512_shuffle_i32x4(runs[0], runs[1], 0xdd));
+    const vi y = i_add(_mm512_shuffle_i32x4(runs[2], runs[3], 0x88),
+                       _mm512_shuffle_i32x4(runs[2], runs[3], 0xdd));
     *low = _mm512_shuffle_i32x4(x, y, 0x88);
     *high = _mm512_shuffle_i32x4(x, y, 0xdd);
 }
 
-V_INLINE vi i_hadd_all(const vi *a)
+V_INLINE vi i_hadd_all(const vi *runs)
 {
     vi low, high;
-    i_hadd_halves(a, &low, &high);
+    i_hadd_halves(runs, &low, &high);
     return i_add(low, high);
+}
+
+/* Four lines of four rows become four rows of four lines. */
+V_INLINE vi i_rows_first(vi a)
+{
+    return _mm512_permutexvar_epi32(
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), a);
 }
 
 /* Lanes of low and high in turn: of all, or in each run of four lanes. */

@@ -9,14 +9,13 @@
 /* 32 bytes, halves of 16-bit numbers. */
 typedef __m256i vh;
 
-/* x = 256 high + low: both unsigned, or both signed. */
-V_INLINE void h_split(bool is_unsigned, const uint16_t *x, vh *high, vh *low)
+/* x = 256 high + low. */
+V_INLINE void h_split(const int16_t *x, vh *high, vh *low)
 {
     const __m512i n = i_load(x);
     *low = _mm512_cvtepi16_epi8(n);
     *high = _mm512_cvtepi16_epi8(
-        is_unsigned ? _mm512_srli_epi16(n, 8)
-                    : _mm512_srai_epi16(_mm512_add_epi16(n, _mm512_set1_epi16(128)), 8));
+        _mm512_srai_epi16(_mm512_add_epi16(n, _mm512_set1_epi16(128)), 8));
 }
 
 V_INLINE void h_store(uint8_t *p, vh a)

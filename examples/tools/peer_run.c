@@ -1,0 +1,180 @@
+/* peer_run.c - 'kvc-bench peer': both sides in turn. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "peer.h"
+#include "sealed.h"
+
+enum { MIN_PAIRS = 5, MAX_PAIRS = 512 };
+
+/* Outputs may differ by so much. K and V are stored without loss, or almost; what differs is the
+ * rounding of queries. ggml adds F16 values up in F16: with tens of thousands of tokens it loses
+ * more. */
+static const double max_difference[PEER_N_FORMATS] = {0.25, 0.05, 0.05};
+
+struct bench {
+    const struct peer_options *options;
+    struct sealed ours;
+    struct peer *ggml;
+    double ours_us[MAX_PAIRS], ggml_us[MAX_PAIRS], ratios[MAX_PAIRS];
+};
+
+/* The second run is timed: the first wakes this side's threads while the other's go to sleep. */
+static int time_ours(struct bench *b, size_t step, double *us)
+{
+    double start = 0;
+    for (size_t i = 0; i < 2; i++) {
+        start = bench_seconds();
+        int code = sealed_attend(&b->ours, (int32_t)((step + i) % (size_t)b->ours.n_layers), NULL);
+        if (code != BENCH_GO)
+            return code;
+    }
+    *us = 1e6 * (bench_seconds() - start);
+    return BENCH_GO;
+}
+
+static int time_ggml(struct bench *b, size_t step, double *us)
+{
+    double start = 0;
+    for (size_t i = 0; i < 2; i++) {
+        start = bench_seconds();
+        int code = peer_attend(b->ggml, (step + i) % (size_t)b->ours.n_layers);
+        if (code != BENCH_GO)
+            return code;
+    }
+    *us = 1e6 * (bench_seconds() - start);
+    return BENCH_GO;
+}
+
+static double largest_difference(const struct bench *b)
+{
+    const struct bench_shape *shape = &b->ours.params.shape;
+    size_t dim = (size_t)shape->head_dim;
+    double worst = 0;
+    for (size_t h = 0; h < (size_t)shape->n_heads; h++) {
+        const float *ours = b->ours.out + h * dim, *ggml = peer_out(b->ggml) + h * dim;
+        double largest = 0, difference = 0;
+        for (size_t i = 0; i < dim; i++) {
+            if (!isfinite(ours[i]) || !isfinite(ggml[i]))
+                return NAN;
+            largest = fmax(largest, fabs((double)ours[i]));
+            difference = fmax(difference, fabs((double)ours[i] - (double)ggml[i]));
+        }
+        worst = fmax(worst, difference / largest);
+    }
+    return worst;
+}
+
+static int measure_pairs(struct bench *b, struct peer_row *row)
+{
+    size_t n = 0;
+    double end = bench_seconds() + b->options->grid.seconds;
+    for (size_t step = 0; n < MIN_PAIRS || (n < MAX_PAIRS && bench_seconds() < end); step += 2) {
+        int code = time_ours(b, step, &b->ours_us[n]);
+        if (code == BENCH_GO)
+            code = time_ggml(b, step, &b->ggml_us[n]);
+        if (code != BENCH_GO)
+            return code;
+        b->ratios[n] = b->ggml_us[n] / b->ours_us[n];
+        n++;
+    }
+    row->n_pairs = n;
+    row->ours_us = bench_median(b->ours_us, n);
+    row->ggml_us = bench_median(b->ggml_us, n);
+    row->ratio = bench_median(b->ratios, n);
+    row->ratio_low = b->ratios[n / 4];
+    row->ratio_high = b->ratios[n - 1 - n / 4];
+    row->difference = largest_difference(b);
+    fprintf(stderr, "  %s, %ld thread%s: %.0f us, ggml %.0f us; largest difference %.5f\n",
+            peer_layouts[row->layout], row->n_threads, row->n_threads == 1 ? "" : "s", row->ours_us,
+            row->ggml_us, row->difference);
+    double allowed = max_difference[row->shape.format];
+    if (row->difference <= allowed)
+        return BENCH_GO;
+    fprintf(stderr, "kvc-bench peer: the outputs differ by more than %.2f\n", allowed);
+    return BENCH_FAILED;
+}
+
+static int measure_layout(struct bench *b, long layout, struct peer_row *rows)
+{
+    const struct bench_list *threads = &b->options->grid.threads;
+    struct peer_row row = {.shape = b->ours.params.shape, .layout = layout};
+    snprintf(row.table, sizeof row.table, "%s", kvc_ctx_kernels(b->ours.ctx));
+    int code = peer_open(&row.shape, layout, (size_t)b->ours.n_layers, &b->ours.memory, b->ours.q,
+                         &b->ggml);
+    for (size_t i = 0; i < threads->n && code == BENCH_GO; i++) {
+        row.n_threads = threads->items[i];
+        kvc_status status = bench_threads_set(&b->ours.threads, (size_t)row.n_threads);
+        code = status == KVC_OK ? peer_set_threads(b->ggml, (int)row.n_threads)
+                                : bench_fail("kvc_pool_create", status);
+        if (code == BENCH_GO)
+            code = measure_pairs(b, &row);
+        rows[i] = row;
+    }
+    peer_close(b->ggml);
+    return code;
+}
+
+/* rows[0] ...: layouts, and thread counts in each. */
+static int measure_shape(struct bench *b, const struct bench_shape *shape, const char *table,
+                         struct peer_row *rows)
+{
+    const struct peer_options *o = b->options;
+    struct sealed_params params = {.shape = *shape,
+                                   .table = table,
+                                   .n_threads = bench_most(&o->grid.threads),
+                                   .small_pages = o->grid.small_pages};
+    int code = sealed_open(&b->ours, &params);
+    for (size_t i = 0; i < o->layouts.n && code == BENCH_GO; i++)
+        code = measure_layout(b, o->layouts.items[i], rows + i * o->grid.threads.n);
+    sealed_close(&b->ours);
+    return code;
+}
+
+static int measure_all(const struct peer_options *o, const struct bench_shape *shapes,
+                       size_t n_shapes, struct peer_row *rows)
+{
+    struct bench *b = malloc(sizeof *b);
+    if (!b)
+        return bench_fail("samples", KVC_E_NOMEM);
+    b->options = o;
+    size_t n_tables = o->grid.tables_given ? o->grid.tables.n : 1, n = 0;
+    int code = BENCH_GO;
+    for (size_t i = 0; i < n_shapes * n_tables && code == BENCH_GO; i++) {
+        const struct bench_shape *shape = &shapes[i / n_tables];
+        const char *table =
+            o->grid.tables_given ? bench_tables[o->grid.tables.items[i % n_tables]] : NULL;
+        fprintf(stderr, "[%zu/%zu] %ld/%ld heads, %ld tokens, %s%s%s\n", i + 1, n_shapes * n_tables,
+                shape->n_heads, shape->n_kv_heads, shape->n_kv, bench_formats[shape->format],
+                table ? ", " : "", table ? table : "");
+        code = measure_shape(b, shape, table, rows + n);
+        n += o->layouts.n * o->grid.threads.n;
+    }
+    free(b);
+    return code;
+}
+
+int peer_run(const struct peer_options *options)
+{
+    struct peer_options o = *options;
+    struct bench_shape *shapes = NULL;
+    size_t n_shapes;
+    int code = bench_grid_shapes(&o.grid, "peer", &shapes, &n_shapes);
+    if (code == BENCH_GO && o.grid.tables_given)
+        code = bench_grid_check_tables(&o.grid);
+    size_t n_rows =
+        n_shapes * (o.grid.tables_given ? o.grid.tables.n : 1) * o.layouts.n * o.grid.threads.n;
+    struct peer_row *rows = code == BENCH_GO ? calloc(n_rows, sizeof *rows) : NULL;
+    if (code == BENCH_GO)
+        code = rows ? measure_all(&o, shapes, n_shapes, rows)
+                    : bench_fail("list of results", KVC_E_NOMEM);
+    if (code == BENCH_GO) {
+        (o.grid.json ? peer_print_json : peer_print_table)(rows, n_rows);
+        code = BENCH_DONE;
+    }
+    free(rows);
+    free(shapes);
+    return code;
+}
