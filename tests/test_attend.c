@@ -431,14 +431,13 @@ static void a_query_alone_gets_the_same_bits(void **state)
     }
 }
 
-/* Copies the rows of a view to where other strides say. */
-static void copy_rows(const kvc_row_view *from, const kvc_row_view *to)
+/* Copies the rows of a view to where the strides of another say, in room. */
+static void copy_rows(const kvc_row_view *from, const kvc_row_view *to, unsigned char *room)
 {
     for (size_t t = 0; t < from->n_tokens; t++) {
         for (size_t h = 0; h < from->n_heads; h++) {
-            unsigned char *row = (unsigned char *)(uintptr_t)row_of(to, t, h);
-
-            memcpy(row, row_of(from, t, h), stored_bytes(from->format, from->head_dim));
+            memcpy(room + (row_of(to, t, h) - room), row_of(from, t, h),
+                   stored_bytes(from->format, from->head_dim));
         }
     }
 }
@@ -449,7 +448,7 @@ static void rows_lie_where_strides_say(void **state)
     enum { N = 150, HEADS = 3 };
     uint64_t rng = 7;
 
-    for (size_t i = 0; i < 9 * 4; i++) {
+    for (size_t i = 0; i < 36; i++) {
         const struct scene_shape shape = {
             2, 6, N, HEADS, 64, 32, (kvc_row_format)(i % 3), (kvc_row_format)(i / 3 % 3)};
         struct scene s = scene_new(&shape, &rng);
@@ -486,8 +485,8 @@ static void rows_lie_where_strides_say(void **state)
             v.token_stride_bytes = v_row + 2;
             v.head_stride_bytes = N * (v_row + 2);
         }
-        copy_rows(&s.k, &k);
-        copy_rows(&s.v, &v);
+        copy_rows(&s.k, &k, room);
+        copy_rows(&s.v, &v, room);
         s.k = k;
         s.v = v;
         memset(s.out, 0, sizeof(want));
@@ -504,7 +503,7 @@ static void nan_in_unseen_rows_changes_nothing(void **state)
     const struct tables *t = *state;
     uint64_t rng = 8;
 
-    for (size_t i = 0; i < 9 * 2 * t->n; i++) {
+    for (size_t i = 0; i < 18 * t->n; i++) {
         const struct scene_shape shape = {
             3, 4, 200, 2, 64, 64, (kvc_row_format)(i % 3), (kvc_row_format)(i / 3 % 3)};
         struct scene s = scene_new(&shape, &rng);
@@ -534,6 +533,48 @@ static void nan_in_unseen_rows_changes_nothing(void **state)
             }
             assert_memory_equal(s.out + r * 64, want + r * 64, 64 * sizeof(float));
             assert_true(s.lse[r] == lse[r]);
+        }
+        scene_free(&s);
+    }
+}
+
+/* The last block of keys, of which only one is seen, and that is no number. */
+static void nan_is_not_lost_between_blocks(void **state)
+{
+    const struct tables *t = *state;
+    uint64_t rng = 16;
+
+    for (size_t i = 0; i < t->n; i++) {
+        const struct scene_shape shape = {1, 2, 1300, 1, 64, 64, KVC_ROWS_Q8_0, KVC_ROWS_F16};
+        struct scene s = scene_new(&shape, &rng);
+
+        use_mask(&s);
+        for (size_t key = 1024; key < 1300; key++) {
+            s.mask[key] = key == 1200 ? 0.0f : -INFINITY;
+        }
+        memset(s.k_data + 1200 * s.k.token_stride_bytes, 0xff, s.k.token_stride_bytes);
+        assert_int_equal(attend(t->ctx[i], &s), KVC_OK);
+        assert_true(isnan(s.out[0]) && isnan(s.out[64]) && isnan(s.lse[0]) && isnan(s.lse[1]));
+        scene_free(&s);
+    }
+}
+
+/* More tiles of queries, and more parts of few queries, than there are tasks at a time. */
+static void no_part_of_much_work_is_left_out(void **state)
+{
+    uint64_t rng = 17;
+
+    for (size_t i = 0; i < 2; i++) {
+        const struct scene_shape shape = {i ? 80 : 9, i ? 16 : 28, i ? 40 : 17000, i ? 4 : 1,
+                                          32,         32,          KVC_ROWS_Q8_0,  KVC_ROWS_Q8_0};
+        struct scene s = scene_new(&shape, &rng);
+        double want[32];
+
+        assert_int_equal(attend(best(state), &s), KVC_OK);
+        for (size_t r = 0; r < s.n_q * s.n_heads; r += i ? 1 : 17) {
+            const double lse = solve(&s, r / s.n_heads, r % s.n_heads, want);
+
+            check_head(&s, want, lse, r);
         }
         scene_free(&s);
     }
@@ -630,6 +671,11 @@ static void large_negative_masks_hide_keys(void **state)
     }
     assert_int_equal(attend(best(state), &s), KVC_OK);
     assert_memory_equal(s.out, want, sizeof(want));
+    for (size_t i = 0; i < 300; i++) { /* but where there is nothing else, they are all there is */
+        s.mask[i] = -1e30f;
+    }
+    assert_int_equal(attend(best(state), &s), KVC_OK);
+    assert_true(s.lse[0] == -1e30f && s.out[0] != 0.0f);
     scene_free(&s);
 }
 
@@ -767,6 +813,8 @@ int main(void)
         cmocka_unit_test(a_query_alone_gets_the_same_bits),
         cmocka_unit_test(rows_lie_where_strides_say),
         cmocka_unit_test(nan_in_unseen_rows_changes_nothing),
+        cmocka_unit_test(nan_is_not_lost_between_blocks),
+        cmocka_unit_test(no_part_of_much_work_is_left_out),
         cmocka_unit_test(a_query_that_sees_nothing_gets_zeros),
         cmocka_unit_test(masks_are_added_after_the_softcap),
         cmocka_unit_test(first_query_is_a_causal_mask),

@@ -51,7 +51,7 @@ V_INLINE void step_sums(kvc_row_format format, const vi *dots, vi *sums)
 {
     vi runs[4], x[2], y[2]; /* quad b of runs[k]: a quarter of the vectors 4 k ... 4 k + 3 */
     V_UNROLL
-    for (int k = 0; k < 4; k++)
+    for (size_t k = 0; k < 4; k++)
         runs[k] = i_hadd_runs(dots + 4 * k);
     if (format == KVC_ROWS_Q8_0) {
         i_hadd_halves(runs, &sums[0], &sums[1]);
@@ -112,7 +112,7 @@ V_INLINE void step_sums(kvc_row_format format, const vi *dots, vi *sums)
     vi runs[4];
     (void)format;
     V_UNROLL
-    for (int k = 0; k < 4; k++)
+    for (size_t k = 0; k < 4; k++)
         runs[k] = i_hadd_runs(dots + 4 * k);
     sums[0] = i_hadd_all(runs);
 }

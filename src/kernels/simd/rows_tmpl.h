@@ -28,6 +28,8 @@ enum {
     SUM_BLOCKS_SHARED = VLEN / 8
 };
 
+_Static_assert(SUM_BLOCKS_ONE <= SHARED_ROWS * SUM_BLOCKS_SHARED, "one row needs no more sums");
+
 /* Rows that will be read soon, by address. */
 struct coming {
     const uint8_t *at;
@@ -199,19 +201,19 @@ static inline struct key_span span_at(const struct kvc_rows_tile *tile, uint32_t
 
 /* The scales of the blocks of a span of rows as floats, [blocks][SPAN_KEYS], up to whole vectors.
  */
-static inline void load_factors(const struct kvc_stored_rows *rows, const uint8_t *data, uint32_t n,
+static inline void load_factors(const struct kvc_stored_rows *rows, const uint8_t *data, size_t n,
                                 float *factors)
 {
-    const uint32_t n_blocks = rows->d / KVC_BLOCK;
+    const size_t n_blocks = rows->d / KVC_BLOCK, bytes = kvc_block_bytes(rows->format);
     uint16_t halves[MAX_BLOCKS * SPAN_KEYS];
     if (rows->format == KVC_ROWS_F16)
         return;
-    for (uint32_t t = 0; t < n; t++, data += rows->token_stride)
-        for (uint32_t b = 0; b < n_blocks; b++)
-            memcpy(halves + b * SPAN_KEYS + t, data + b * kvc_block_bytes(rows->format), 2);
-    for (uint32_t b = 0; b < n_blocks; b++) {
+    for (size_t t = 0; t < n; t++, data += rows->token_stride)
+        for (size_t b = 0; b < n_blocks; b++)
+            memcpy(halves + b * SPAN_KEYS + t, data + b * bytes, 2);
+    for (size_t b = 0; b < n_blocks; b++) {
         memset(halves + b * SPAN_KEYS + n, 0, (SPAN_KEYS - n) * sizeof(*halves));
-        for (uint32_t t = 0; t < n; t += VLEN)
+        for (size_t t = 0; t < n; t += VLEN)
             v_store(factors + b * SPAN_KEYS + t, v_load_half(halves + b * SPAN_KEYS + t, VLEN));
     }
 }
@@ -340,7 +342,7 @@ V_INLINE void multiply_floats(kvc_row_format format, const struct stored_span *k
                 else
                     load_run(format, stored_row(k, key), c, k->d, x);
                 if (format != KVC_ROWS_F16)
-                    by = v_set1(rooms->factors_k[c / KVC_BLOCK * SPAN_KEYS + key]);
+                    by = v_set1(rooms->factors_k[(size_t)(c / KVC_BLOCK) * SPAN_KEYS + key]);
                 V_UNROLL
                 for (uint32_t i = 0; i < BLOCK_VECTORS; i++) {
                     if (format != KVC_ROWS_F16)
@@ -368,7 +370,7 @@ V_INLINE void multiply_span(kvc_row_format format, bool integers, const struct s
     else if (integers)
         multiply_integers(format, k, rooms, sharing, SHARED_ROWS, coming, scores);
     for (uint32_t r = 0; r < sharing->n && integers; r++)
-        if (rooms->scales[sharing->row[r] * MAX_BLOCKS] < 0.0f)
+        if (rooms->scales[(size_t)sharing->row[r] * MAX_BLOCKS] < 0.0f)
             multiply_floats(format, k, tile, rooms, &(struct sharing){1, {sharing->row[r]}}, 1,
                             &none, scores + (size_t)r * SPAN_KEYS);
     if (integers)
@@ -495,8 +497,7 @@ V_INLINE void add_blocks(kvc_row_format format, const struct stored_span *v,
                          const struct weighing *w, uint32_t c, uint32_t d, uint32_t n_blocks,
                          int n_rows, struct coming *coming)
 {
-    enum { MOST = SHARED_ROWS * SUM_BLOCKS_SHARED * BLOCK_VECTORS };
-    vf sums[MOST > SUM_BLOCKS_ONE * BLOCK_VECTORS ? MOST : SUM_BLOCKS_ONE * BLOCK_VECTORS];
+    vf sums[SHARED_ROWS * SUM_BLOCKS_SHARED * BLOCK_VECTORS];
     V_UNROLL
     for (uint32_t i = 0; i < (uint32_t)n_rows * n_blocks * BLOCK_VECTORS; i++) {
         const uint32_t at = c + i % (n_blocks * BLOCK_VECTORS) * VLEN;
@@ -545,8 +546,8 @@ V_INLINE void add_values_of_format(kvc_row_format format, const struct stored_sp
 static inline void weigh_blocks(const struct row_rooms *rooms, const struct stored_span *v,
                                 const float *scores, float *to)
 {
-    for (uint32_t b = 0; b < v->d / KVC_BLOCK; b++)
-        for (uint32_t t = 0; t < v->n; t += VLEN)
+    for (size_t b = 0; b < v->d / KVC_BLOCK; b++)
+        for (size_t t = 0; t < v->n; t += VLEN)
             v_store(to + b * SPAN_KEYS + t,
                     v_mul(v_load(scores + t), v_load(rooms->factors_v + b * SPAN_KEYS + t)));
 }
@@ -580,9 +581,8 @@ static inline void span_values(const struct kvc_rows_tile *tile, const struct ro
         for (uint32_t r = sharing.n; r < SHARED_ROWS && sharing.n > 1; r++) {
             w.weights[r] = w.weights[0];
             w.o[r] = nobody;
-        }
-        if (sharing.n > 1 && sharing.n < SHARED_ROWS)
             memset(nobody, 0, kvc_attend_stride(v.d) * sizeof(*nobody));
+        }
         switch (tile->v.format) {
         case KVC_ROWS_F16: add_values_of_format(KVC_ROWS_F16, &v, &w, sharing.n, next); break;
         case KVC_ROWS_Q8_0: add_values_of_format(KVC_ROWS_Q8_0, &v, &w, sharing.n, next); break;
