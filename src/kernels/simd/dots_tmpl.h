@@ -20,8 +20,7 @@
 
 enum { VECTOR_BYTES = 4 * VLEN };
 
-/* Pages whose values are summed before the lanes are. */
-enum { CHUNK_PAGES = 4, CHUNK_TOKENS = CHUNK_PAGES * KVC_PAGE_ROWS };
+enum { CHUNK_TOKENS = CHUNK_PAGES * KVC_PAGE_ROWS };
 
 enum { ROW_MAX = 127 * 256 + 127 };
 
@@ -199,14 +198,11 @@ V_INLINE void dot_lines(enum codes codes, enum split split, const struct code_li
                         uint32_t n_vectors, const uint8_t *const *rows, int n_rows,
                         struct ahead *ahead, const struct sums *to)
 {
-    struct ahead next = *ahead;
     for (uint32_t first = 0; first < lines->n; first += n_rows == 1 ? VLEN : 4) {
         vi runs[VLEN / 4];
-        next_range(&next);
-        dot_lines_block(codes, lines, n_vectors, first, rows, n_rows, &next, runs);
+        dot_lines_block(codes, lines, n_vectors, first, rows, n_rows, ahead, runs);
         store_sums(split, runs, first, n_rows, to);
     }
-    *ahead = next;
 }
 
 V_INLINE void dot_rows(enum codes codes, enum split split, const struct code_lines *lines,

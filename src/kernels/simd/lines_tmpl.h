@@ -40,31 +40,24 @@ static inline enum reader code_reader(uint8_t format, enum reader half)
     }
 }
 
-/* Memory that will be read soon: its lines are asked for one by one, between the loads of what is
- * read now. */
-struct ahead {
-    const uint8_t *at, *end;
-    const struct range {
-        const uint8_t *at, *end;
-    } * next; /* [n] */
-    uint32_t n;
-};
+/* Pages whose values are multiplied together, and streams of memory that are read at once: few of
+ * them are faster than one. */
+enum { CHUNK_PAGES = 4 };
 
-V_INLINE void next_range(struct ahead *ahead)
-{
-    if (ahead->at < ahead->end || ahead->n == 0)
-        return;
-    ahead->at = ahead->next->at;
-    ahead->end = ahead->next->end;
-    ahead->next++;
-    ahead->n--;
-}
+/* Memory that will be read soon: its lines are asked for one by one, of each stream in turn,
+ * between the loads of what is read now. */
+struct ahead {
+    const uint8_t *at[CHUNK_PAGES], *end[CHUNK_PAGES];
+    uint32_t turn;
+};
 
 V_INLINE void look_ahead(struct ahead *ahead)
 {
-    if (ahead->at < ahead->end) {
-        v_prefetch(ahead->at);
-        ahead->at += 64;
+    const uint32_t i = ahead->turn;
+    ahead->turn = (i + 1) % CHUNK_PAGES;
+    if (ahead->at[i] < ahead->end[i]) {
+        v_prefetch(ahead->at[i]);
+        ahead->at[i] += 64;
     }
 }
 
@@ -129,10 +122,7 @@ V_INLINE vf group_scale(enum reader reader, const struct lines *lines, uint32_t 
 /* As many lines of memory as one of codes has. */
 V_INLINE void look_past(const struct lines *lines)
 {
-    if (!lines->ahead)
-        return;
-    next_range(lines->ahead);
-    for (size_t i = 0; i < lines->stride; i += 64)
+    for (size_t i = 0; lines->ahead && i < lines->stride; i += 64)
         look_ahead(lines->ahead);
 }
 
