@@ -78,26 +78,33 @@ static inline void scale_row(float *o, size_t n, float by)
         v_store(o + c, v_mul(v_load(o + c), v_set1(by)));
 }
 
+static inline void add_stream(struct ahead *ahead, uint32_t i, const uint8_t *at, size_t size)
+{
+    for (; i < CHUNK_PAGES; i++) /* those that are missing are the last one */
+        ahead->at[i] = at;
+    ahead->size = size > ahead->size ? size : ahead->size;
+}
+
 /* The values of a chunk are read after its keys, and the keys of the next one after them. */
 static inline struct ahead values_of(const struct chunk *chunk)
 {
-    struct ahead ahead = {.turn = 0};
+    struct ahead ahead = {.size = 0};
     for (uint32_t p = 0; p < chunk->n_pages; p++) {
-        ahead.at[p] = chunk->pages[p].data + chunk->pages[p].layout->v_codes;
-        ahead.end[p] = chunk->pages[p].data + chunk->pages[p].layout->n_bytes;
+        const struct kvc_page_layout *layout = chunk->pages[p].layout;
+        add_stream(&ahead, p, chunk->pages[p].data + layout->v_codes,
+                   layout->n_bytes - layout->v_codes);
     }
     return ahead;
 }
 
 static inline struct ahead keys_of(const struct kvc_attend_tile *tile, uint32_t first, uint32_t n)
 {
-    struct ahead ahead = {.turn = 0};
+    struct ahead ahead = {.size = 0};
     for (uint32_t i = 0; i < n && first + i < tile->n_pages + tile->n_after; i++) {
         const struct kvc_attend_page *page = first + i < tile->n_pages
                                                  ? &tile->pages[first + i]
                                                  : &tile->after[first + i - tile->n_pages];
-        ahead.at[i] = page->data;
-        ahead.end[i] = page->data + page->layout->v_codes;
+        add_stream(&ahead, i, page->data, page->layout->v_codes);
     }
     return ahead;
 }

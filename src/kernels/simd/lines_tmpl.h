@@ -44,20 +44,25 @@ static inline enum reader code_reader(uint8_t format, enum reader half)
  * them are faster than one. */
 enum { CHUNK_PAGES = 4 };
 
-/* Memory that will be read soon: its lines are asked for one by one, of each stream in turn,
- * between the loads of what is read now. */
+/* Memory that will be read soon: size bytes at each of a few addresses. Their lines are asked for
+ * in turn, between the loads of what is read now and at their pace. */
 struct ahead {
-    const uint8_t *at[CHUNK_PAGES], *end[CHUNK_PAGES];
-    uint32_t turn;
+    const uint8_t *at[CHUNK_PAGES];
+    size_t done, size;
+    size_t due; /* bytes that were read and not asked for yet */
 };
 
-V_INLINE void look_ahead(struct ahead *ahead)
+/* So many bytes are read. */
+V_INLINE void look_ahead(struct ahead *ahead, size_t n_bytes)
 {
-    const uint32_t i = ahead->turn;
-    ahead->turn = (i + 1) % CHUNK_PAGES;
-    if (ahead->at[i] < ahead->end[i]) {
-        v_prefetch(ahead->at[i]);
-        ahead->at[i] += 64;
+    ahead->due += n_bytes;
+    for (; ahead->due >= 64 * CHUNK_PAGES; ahead->due -= 64 * CHUNK_PAGES) {
+        if (ahead->done >= ahead->size)
+            continue;
+        V_UNROLL
+        for (int i = 0; i < CHUNK_PAGES; i++)
+            v_prefetch(ahead->at[i] + ahead->done);
+        ahead->done += 64;
     }
 }
 
@@ -119,11 +124,10 @@ V_INLINE vf group_scale(enum reader reader, const struct lines *lines, uint32_t 
     return is_scaled(reader) ? v_set1(lines->scales[group * KVC_PAGE_ROWS + j]) : v_zero();
 }
 
-/* As many lines of memory as one of codes has. */
 V_INLINE void look_past(const struct lines *lines)
 {
-    for (size_t i = 0; lines->ahead && i < lines->stride; i += 64)
-        look_ahead(lines->ahead);
+    if (lines->ahead)
+        look_ahead(lines->ahead, lines->stride);
 }
 
 /* Products of a row with VLEN lines from first on, one a lane; 0 beyond the last line. */

@@ -187,6 +187,12 @@ V_INLINE void v_store_quads(float *p, size_t stride, vf a)
     _mm_storeu_ps(p + 3 * stride, _mm512_extractf32x4_ps(a, 3));
 }
 
+/* Half a vector, twice. */
+V_INLINE vi i_load_twice(const uint8_t *p)
+{
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
 V_INLINE vi i_widen(const uint8_t *p)
 {
     return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)p));
