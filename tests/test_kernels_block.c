@@ -268,7 +268,7 @@ static void distant_scores_do_not_overflow(void **state)
     }
 }
 
-/* Channels of 64 and -64 with a spread of 2: what their minima are folded into must not lose what
+/* Channels of 32 and -32 with a spread of 2: what their minima are folded into must not lose what
  * tells the tokens apart. */
 static void channel_keys_far_from_zero_stay_exact(void **state)
 {
@@ -285,7 +285,7 @@ static void channel_keys_far_from_zero_stay_exact(void **state)
             uint16_t *minima =
                 (uint16_t *)(void *)(t->page[p].data + t->page[p].layout.k_params) + D;
             for (size_t c = 0; c < D; c += 8)
-                minima[c] = c % 16 ? 0x5400 : 0xd400; /* +-64 */
+                minima[c] = c % 16 ? 0x5000 : 0xd000; /* +-32 */
         }
         tile_point(t);
         for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
