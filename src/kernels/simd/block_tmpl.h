@@ -37,7 +37,15 @@ struct block {
     float *q, *lines, *s; /* transposed queries, one side of a page, scores; o is in tile->o */
     float m[KVC_BLOCK_ROWS], l[KVC_BLOCK_ROWS], shift[KVC_BLOCK_ROWS];
     float page_l[KVC_BLOCK_ROWS], shrink[KVC_BLOCK_ROWS]; /* of the page at work */
+    struct ahead ahead;                                   /* the next page */
+    size_t at_once;                                       /* lines of it */
 };
+
+static inline void ask_ahead(struct block *b)
+{
+    for (size_t i = 0; i < b->at_once; i++)
+        look_ahead(&b->ahead);
+}
 
 /* Bit j of word i becomes bit i of word j. */
 static inline void transpose_bits(uint64_t *words)
@@ -358,7 +366,7 @@ V_INLINE void key_lines(size_t n_lines, size_t n, struct grid grid, size_t d, co
 }
 
 /* Scores of a panel, [64][rows], -inf where nothing is seen; and their maxima. */
-V_INLINE void panel_scores(size_t n, const struct block *b, size_t row, const struct sight *sight,
+V_INLINE void panel_scores(size_t n, struct block *b, size_t row, const struct sight *sight,
                            const struct scoring *how, vf *max)
 {
     const struct kvc_page_layout *layout = b->tile->pages[0].layout;
@@ -371,6 +379,7 @@ V_INLINE void panel_scores(size_t n, const struct block *b, size_t row, const st
     for (size_t t = sight->first, step; t < end; t += step) {
         const struct grid grid = {b->lines + t * stride, stride, 1};
         step = four_next(n, end - t) ? 4 : lines_at_once(n);
+        ask_ahead(b);
         if (four_next(n, end - t))
             key_lines(4, n, grid, layout->d_k, q, s + t * n * VLEN);
         else
@@ -454,7 +463,7 @@ V_INLINE void value_lines(size_t n_lines, size_t n, struct grid grid, size_t n_t
 }
 
 /* o = o shrink + weights times values. */
-V_INLINE void panel_values(size_t n, const struct block *b, size_t row, const struct sight *sight,
+V_INLINE void panel_values(size_t n, struct block *b, size_t row, const struct sight *sight,
                            const struct kvc_page_layout *layout)
 {
     const size_t stride = kvc_attend_stride(layout->d_v), n_tokens = sight->end - sight->first;
@@ -468,6 +477,7 @@ V_INLINE void panel_values(size_t n, const struct block *b, size_t row, const st
         const struct grid grid = {b->lines + c * line + sight->first * step, line, step};
         const bool four = four_next(n, layout->d8_v - c);
         n_lines = four ? 4 : lines_at_once(n);
+        ask_ahead(b);
         if (four)
             value_lines(4, n, grid, n_tokens, weights, shrink, o + c * n * VLEN);
         else
@@ -493,6 +503,23 @@ static inline bool panel_sees(struct panel panel, const struct sight *sight)
     return (sight->rows >> panel.first & low_bits(panel.n * VLEN)) != 0;
 }
 
+/* The page after p is asked for while p is multiplied, in equal parts between the lines. */
+static inline void find_next(struct block *b, uint32_t p)
+{
+    const struct kvc_attend_tile *tile = b->tile;
+    const struct kvc_attend_page *next = p + 1 < tile->n_pages ? &tile->pages[p + 1]
+                                         : tile->n_after       ? tile->after
+                                                               : NULL;
+    const struct panel panel = panel_at(tile->n_rows, 0);
+    const size_t n_lines = KVC_PAGE_ROWS + tile->pages[p].layout->d8_v;
+    b->ahead = (struct ahead){0};
+    if (!next)
+        return;
+    b->ahead.at = next->data;
+    b->ahead.end = next->data + next->layout->n_bytes;
+    b->at_once = next->layout->n_bytes / 64 * lines_at_once(panel.n) / n_lines + 1;
+}
+
 static inline void block_page(struct block *b, uint32_t p)
 {
     const struct kvc_attend_tile *tile = b->tile;
@@ -506,6 +533,7 @@ static inline void block_page(struct block *b, uint32_t p)
     look(page, tile->n_rows, &sight);
     if (!sight.rows)
         return;
+    find_next(b, p);
     block_keys(b, page, &sight, &factors, token);
     const struct scoring how = {
         .token = token,
