@@ -216,6 +216,27 @@ static void visible(const struct call *call, const struct tile *tile, int32_t r,
         call->options.window > 0 && call->options.window <= at ? *last - call->options.window : 0;
 }
 
+/* The live rows of a page (of the strip, if e is NULL) that query row r of a tile sees. */
+static uint64_t seen_rows(const struct call *call, const struct tile *tile,
+                          const struct kvc_column *column, const struct kvc_entry *e, int32_t r)
+{
+    const int32_t pair = kvc_pair(call->cache, call->layer, tile->kv_head);
+    int64_t first, last;
+    visible(call, tile, r, &first, &last);
+    return e ? e->live & kvc_entry_range(call->cache, column, pair, first, last)
+             : tile->info->seq->strip_live & kvc_bits(first, last);
+}
+
+/* Whether what the first and the last row of a tile see overlaps or meets: then a page of which
+ * they see the same is the same for all rows, because ranges ascend. */
+static bool ranges_meet(const struct call *call, const struct tile *tile)
+{
+    int64_t first, last, end;
+    visible(call, tile, 0, &first, &end);
+    visible(call, tile, tile->n_rows - 1, &first, &last);
+    return first <= end;
+}
+
 static void add_page(const struct call *call, const struct tile *tile, struct block *block,
                      uint32_t slot, struct kvc_column *column)
 {
@@ -224,19 +245,16 @@ static void add_page(const struct call *call, const struct tile *tile, struct bl
     const struct kvc_entry *e = column ? &column->entries[pair] : NULL;
     const uint64_t live = e ? e->live : tile->info->seq->strip_live;
     uint64_t *masks = block->masks[block->n_pages];
-    uint64_t any = 0;
+    uint64_t any;
 
     if (live == 0)
         return;
-    for (int32_t r = 0; r < tile->n_rows; r++) {
-        int64_t first, last;
-        if (r > 0 && (tile->first + r) % cache->group) { /* the same token */
-            masks[r] = masks[r - 1];
-            continue;
-        }
-        visible(call, tile, r, &first, &last);
-        masks[r] =
-            live & (e ? kvc_entry_range(cache, column, pair, first, last) : kvc_bits(first, last));
+    any = masks[0] = seen_rows(call, tile, column, e, 0);
+    const bool alike =
+        ranges_meet(call, tile) && masks[0] == seen_rows(call, tile, column, e, tile->n_rows - 1);
+    for (int32_t r = 1; r < tile->n_rows; r++) {
+        const bool same_token = (tile->first + r) % cache->group != 0;
+        masks[r] = alike || same_token ? masks[r - 1] : seen_rows(call, tile, column, e, r);
         any |= masks[r];
     }
     if (any == 0)
