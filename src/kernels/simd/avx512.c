@@ -15,6 +15,8 @@
 
 #include "attend_tmpl.h"
 
+#include "block_tmpl.h"
+
 #include "parts_tmpl.h"
 
 #include "page_tmpl.h"
