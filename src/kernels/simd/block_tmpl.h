@@ -38,14 +38,8 @@ struct block {
     float m[KVC_BLOCK_ROWS], l[KVC_BLOCK_ROWS], shift[KVC_BLOCK_ROWS];
     float page_l[KVC_BLOCK_ROWS], shrink[KVC_BLOCK_ROWS]; /* of the page at work */
     struct ahead ahead;                                   /* the next page */
-    size_t at_once;                                       /* lines of it */
+    size_t at_once;                                       /* bytes of it */
 };
-
-static inline void ask_ahead(struct block *b)
-{
-    for (size_t i = 0; i < b->at_once; i++)
-        look_ahead(&b->ahead);
-}
 
 /* Bit j of word i becomes bit i of word j. */
 static inline void transpose_bits(uint64_t *words)
@@ -379,7 +373,7 @@ V_INLINE void panel_scores(size_t n, struct block *b, size_t row, const struct s
     for (size_t t = sight->first, step; t < end; t += step) {
         const struct grid grid = {b->lines + t * stride, stride, 1};
         step = four_next(n, end - t) ? 4 : lines_at_once(n);
-        ask_ahead(b);
+        look_ahead(&b->ahead, b->at_once);
         if (four_next(n, end - t))
             key_lines(4, n, grid, layout->d_k, q, s + t * n * VLEN);
         else
@@ -477,7 +471,7 @@ V_INLINE void panel_values(size_t n, struct block *b, size_t row, const struct s
         const struct grid grid = {b->lines + c * line + sight->first * step, line, step};
         const bool four = four_next(n, layout->d8_v - c);
         n_lines = four ? 4 : lines_at_once(n);
-        ask_ahead(b);
+        look_ahead(&b->ahead, b->at_once);
         if (four)
             value_lines(4, n, grid, n_tokens, weights, shrink, o + c * n * VLEN);
         else
@@ -512,12 +506,13 @@ static inline void find_next(struct block *b, uint32_t p)
                                                                : NULL;
     const struct panel panel = panel_at(tile->n_rows, 0);
     const size_t n_lines = KVC_PAGE_ROWS + tile->pages[p].layout->d8_v;
-    b->ahead = (struct ahead){0};
+    b->ahead = (struct ahead){.size = 0};
     if (!next)
         return;
-    b->ahead.at = next->data;
-    b->ahead.end = next->data + next->layout->n_bytes;
-    b->at_once = next->layout->n_bytes / 64 * lines_at_once(panel.n) / n_lines + 1;
+    b->ahead.size = next->layout->n_bytes / CHUNK_PAGES;
+    for (size_t i = 0; i < CHUNK_PAGES; i++)
+        b->ahead.at[i] = next->data + i * b->ahead.size;
+    b->at_once = next->layout->n_bytes * lines_at_once(panel.n) / n_lines + 64;
 }
 
 static inline void block_page(struct block *b, uint32_t p)
