@@ -281,12 +281,12 @@ static void find_block(const struct call *call, const struct tile *tile, int32_t
 
     block->n_pages = block->n_after = 0;
     for (int32_t p = end; p < kvc_min32(end + PAGES_AFTER, tile->info->n_pages); p++) {
-        const struct kvc_entry *e =
-            &kvc_slot(cache, tile->info->seq, p - strip)
-                 ->entries[kvc_pair(cache, call->layer, tile->kv_head)];
+        const struct kvc_entry *e = &kvc_slot(cache, tile->info->seq, p - strip)
+                                         ->entries[kvc_pair(cache, call->layer, tile->kv_head)];
         if (e->live)
-            block->after[block->n_after++] = (struct kvc_attend_page){
-                .data = kvc_page_data(cache, e->page), .layout = kvc_page_layout_of(cache, e->page)};
+            block->after[block->n_after++] =
+                (struct kvc_attend_page){.data = kvc_page_data(cache, e->page),
+                                         .layout = kvc_page_layout_of(cache, e->page)};
     }
     for (int32_t p = i * KVC_TILE_PAGES; p < end; p++)
         add_page(call, tile, block, (uint32_t)(p % KVC_TILE_PAGES),

@@ -193,8 +193,9 @@ struct kvc_attend_page {
 struct kvc_attend_tile {
     const struct kvc_attend_page *pages;
     uint32_t n_pages, n_rows;
-    const struct kvc_attend_page *after; /* [n_after]: what will be attended next, so that a kernel */
-    uint32_t n_after;                    /* may ask for it; only data and layout are set */
+    const struct kvc_attend_page
+        *after;       /* [n_after]: what will be attended next, so that a kernel */
+    uint32_t n_after; /* may ask for it; only data and layout are set */
     bool exact;
     const float *q; /* [n_rows][stride], pads 0; stride is kvc_attend_stride(d_k) */
     float scale, softcap;
@@ -221,7 +222,7 @@ static inline size_t kvc_attend_work_size(size_t d_k)
 {
     const size_t integers = ((d_k + 127) & ~(size_t)127);
     return 16 * kvc_attend_stride(d_k > KVC_PAGE_ROWS ? d_k : KVC_PAGE_ROWS) +
-           KVC_TILE_ROWS * (kvc_attend_stride(d_k) + integers + 7 * KVC_PAGE_ROWS);
+           KVC_TILE_ROWS * (kvc_attend_stride(d_k) + integers + (size_t)7 * KVC_PAGE_ROWS);
 }
 
 /*

@@ -6,8 +6,8 @@
  * A row of floats becomes scale * n with integers n, and a sum of products n * code is an integer:
  * exact, in whatever order. Rows are laid out as the instruction wants them (arrange()):
  *
- * V_BYTE_DOTS: a dot instruction multiplies unsigned with signed bytes. Codes are the unsigned side,
- * n is 256 high + low, and each half has a sum of its own.
+ * V_BYTE_DOTS: a dot instruction multiplies unsigned with signed bytes. Codes are the unsigned
+ * side, n is 256 high + low, and each half has a sum of its own.
  *
  * Else codes become 16-bit integers and are multiplied in pairs.
  *
@@ -32,13 +32,13 @@ enum codes { BYTES, NIBBLES };
 enum split { WHOLE, GROUPS, PAIRS };
 
 /* Vectors of a row that belong to one of codes. */
-V_INLINE int parts_of(enum codes codes)
+V_INLINE size_t parts_of(enum codes codes)
 {
     return codes == BYTES ? 2 : 4;
 }
 
 /* Bytes of one of them: of pairs of lines both take the same half. */
-V_INLINE uint32_t part_bytes(enum split split)
+V_INLINE size_t part_bytes(enum split split)
 {
     return split == PAIRS ? VECTOR_BYTES / 2 : VECTOR_BYTES;
 }
@@ -86,9 +86,9 @@ V_INLINE void add_products(enum codes codes, enum split split, const vi *part, c
                            vi *high, vi *low)
 {
     V_UNROLL
-    for (int k = 0; k < parts_of(codes); k += 2) {
-        *high = i_dot(*high, part[k / 2], load_part(split, row + (uint32_t)k * part_bytes(split)));
-        *low = i_dot(*low, part[k / 2], load_part(split, row + (uint32_t)(k + 1) * part_bytes(split)));
+    for (size_t k = 0; k < parts_of(codes); k += 2) {
+        *high = i_dot(*high, part[k / 2], load_part(split, row + k * part_bytes(split)));
+        *low = i_dot(*low, part[k / 2], load_part(split, row + (k + 1) * part_bytes(split)));
     }
 }
 
@@ -116,8 +116,8 @@ V_INLINE void add_products(enum codes codes, enum split split, const vi *part, c
 {
     (void)high;
     V_UNROLL
-    for (int k = 0; k < parts_of(codes); k++)
-        *low = i_add(*low, i_madd(part[k], load_part(split, row + (uint32_t)k * part_bytes(split))));
+    for (size_t k = 0; k < parts_of(codes); k++)
+        *low = i_add(*low, i_madd(part[k], load_part(split, row + k * part_bytes(split))));
 }
 
 V_INLINE vi join_sums(vi high, vi low)
@@ -142,8 +142,8 @@ V_INLINE void dot_line(enum codes codes, enum split split, const struct code_lin
         V_UNROLL
         for (int r = 0; r < n_rows; r++)
             add_products(codes, split, part,
-                         rows[r] + (size_t)v * (size_t)parts_of(codes) * part_bytes(split),
-                         &high[r], &low[r]);
+                         rows[r] + (size_t)v * parts_of(codes) * part_bytes(split), &high[r],
+                         &low[r]);
     }
     V_UNROLL
     for (int r = 0; r < n_rows; r++)
@@ -186,7 +186,7 @@ V_INLINE void store_part(vi sums, int32_t *to, size_t stride, int n_rows)
 }
 
 /* runs of dot_some_lines(), whose lanes are in the order of the sums: of a block, row by row. */
-V_INLINE void store_sums(enum split split, const vi *runs, uint32_t first, int n_rows,
+V_INLINE void store_sums(enum split split, const vi *runs, size_t first, int n_rows,
                          const struct sums *to)
 {
 #if V_WIDE
@@ -197,13 +197,14 @@ V_INLINE void store_sums(enum split split, const vi *runs, uint32_t first, int n
             low = i_rows_first(low);
             high = i_rows_first(high);
         }
-        if (split == PAIRS)
-            i_zip(n_rows > 1, &low, &high);
-        store_part(low, to->low + (split == PAIRS ? 2 : 1) * first, to->stride, n_rows);
-        store_part(high,
-                   split == GROUPS ? to->high + first
-                                   : to->low + 2 * first + (n_rows == 1 ? VLEN : 4),
-                   to->stride, n_rows);
+        if (split == GROUPS) {
+            store_part(low, to->low + first, to->stride, n_rows);
+            store_part(high, to->high + first, to->stride, n_rows);
+            return;
+        }
+        i_zip(n_rows > 1, &low, &high);
+        store_part(low, to->low + 2 * first, to->stride, n_rows);
+        store_part(high, to->low + 2 * first + (n_rows == 1 ? VLEN : 4), to->stride, n_rows);
         return;
     }
 #endif
@@ -268,10 +269,11 @@ static void dot_codes(enum codes codes, enum split split, const struct code_line
 static inline void arrange(enum codes codes, enum split split, const int16_t *x, uint32_t n,
                            uint8_t *row)
 {
-    const uint32_t part = part_bytes(split), size = split == PAIRS ? 64 : elements_of(codes);
+    const size_t part = part_bytes(split);
+    const uint32_t size = split == PAIRS ? 64 : elements_of(codes);
 #if V_BYTE_DOTS
     for (uint32_t i = 0; i < n; i += 32) {
-        uint8_t *to = row + (size_t)(i / size) * (size_t)parts_of(codes) * part;
+        uint8_t *to = row + (size_t)(i / size) * parts_of(codes) * part;
         vh high, low;
         h_split(x + i, &high, &low);
         if (codes == BYTES) {

@@ -56,7 +56,8 @@ struct ahead {
 V_INLINE void look_ahead(struct ahead *ahead, size_t n_bytes)
 {
     ahead->due += n_bytes;
-    for (; ahead->due >= 64 * CHUNK_PAGES; ahead->due -= 64 * CHUNK_PAGES) {
+    const size_t at_once = (size_t)64 * CHUNK_PAGES;
+    for (; ahead->due >= at_once; ahead->due -= at_once) {
         if (ahead->done >= ahead->size)
             continue;
         V_UNROLL

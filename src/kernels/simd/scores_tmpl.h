@@ -89,9 +89,9 @@ static inline struct rooms rooms_of(const struct kvc_attend_tile *tile)
     rooms.folded =
         rooms.tile + TILE_LINES * kvc_attend_stride(d_k > KVC_PAGE_ROWS ? d_k : KVC_PAGE_ROWS);
     rooms.products = rooms.folded + KVC_TILE_ROWS * kvc_attend_stride(d_k);
-    rooms.scores = rooms.products + KVC_TILE_ROWS * KVC_PAGE_ROWS;
-    rooms.keys = (uint8_t *)(rooms.scores + KVC_TILE_ROWS * CHUNK_TOKENS);
-    rooms.values = rooms.keys + 2 * KVC_TILE_ROWS * row_size(d_k);
+    rooms.scores = rooms.products + (size_t)KVC_TILE_ROWS * KVC_PAGE_ROWS;
+    rooms.keys = (uint8_t *)(rooms.scores + (size_t)KVC_TILE_ROWS * CHUNK_TOKENS);
+    rooms.values = rooms.keys + (size_t)2 * KVC_TILE_ROWS * row_size(d_k);
     return rooms;
 }
 
@@ -207,8 +207,8 @@ static inline void divide_keys(struct int_keys *keys, const struct kvc_page_layo
     }
 }
 
-/* x = integers times what is returned plus a rest, which becomes x if it is wanted; n is a multiple of VLEN, and
- * largest the largest magnitude. */
+/* x = integers times what is returned plus a rest, which becomes x if it is wanted; n is a multiple
+ * of VLEN, and largest the largest magnitude. */
 V_INLINE float to_integers(float largest, bool rest, float *x, uint32_t n, int16_t *to)
 {
     const float step = largest / ROW_MAX;
@@ -272,8 +272,7 @@ static inline void arrange_query(const struct kvc_attend_tile *tile, struct int_
     }
     const float largest = v_hadd(odd) == 0.0f ? v_hmax(max) : NAN;
     arrange_row(keys, layout->d8_k, row, largest, x, to);
-    keys->has_rest[row] =
-        largest >= TINY && largest * (float)layout->d_k > MAX_PEAK * v_hadd(sum);
+    keys->has_rest[row] = largest >= TINY && largest * (float)layout->d_k > MAX_PEAK * v_hadd(sum);
     if (keys->has_rest[row])
         arrange_row(keys, layout->d8_k, KVC_TILE_ROWS + row, REST_OF(keys->scale[row]), x,
                     to + KVC_TILE_ROWS * size);
@@ -358,8 +357,7 @@ static inline void multiply_keys(const struct kvc_attend_tile *tile, const struc
             }
             for (uint32_t r = 0; r < BLOCK_ROWS; r++)
                 row[r] = rooms.keys + rows->slot[i + (r < n_rows ? r : n_rows - 1)] * size +
-                         (size_t)segment->first * (size_t)parts_of(keys->codes) *
-                             part_bytes(keys->split);
+                         (size_t)segment->first * parts_of(keys->codes) * part_bytes(keys->split);
             dot_codes(keys->codes, keys->split, &lines, row, n_rows, ahead, &sums);
             for (uint32_t r = 0; r < n_rows; r++)
                 add_segment(keys, s, rows->slot[i + r], low + (size_t)r * KVC_PAGE_ROWS,

@@ -143,8 +143,8 @@ struct int_values {
     uint32_t n_pages;
     uint8_t page[CHUNK_PAGES];
     enum codes codes;
-    uint32_t first, end;          /* channels */
-    float factors[CHUNK_TOKENS];  /* of the tokens, page after page */
+    uint32_t first, end;         /* channels */
+    float factors[CHUNK_TOKENS]; /* of the tokens, page after page */
 };
 
 static inline enum split split_of(const struct int_values *values)
@@ -260,7 +260,7 @@ static inline bool needs_rest(const struct kvc_attend_tile *tile, const struct c
     float l = 0.0f;
     for (uint32_t p = 0; p < chunk->n_pages; p++)
         l += chunk->l[i][p];
-    return largest * (CHUNK_TOKENS / 2) > MAX_LOSS * ROW_MAX * sum * (tile->l[chunk->row[i]] / l);
+    return 0.5f * CHUNK_TOKENS * largest > MAX_LOSS * ROW_MAX * sum * (tile->l[chunk->row[i]] / l);
 }
 
 /* One group of channels. */
