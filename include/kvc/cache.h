@@ -570,10 +570,11 @@ static inline void kvc_attend_options_default(const kvc_cache *cache, kvc_attend
  * of the largest output of the row (of the weighted sum of |v| where values cancel): logits of
  * hundreds are rounded coarsely. Where a transform or CHANNEL parameters take something off K, |s|
  * is that of the parts: of scale |q| |mean|, of |Q'| |K'|, and of the largest key of the page. The
- * result does not depend on parallel_for, nor on how many queries one call holds, bit for bit. A
- * query that sees no row gets zeros and lse -inf. The last probe_rows query rows are kept for
- * kvc_seq_read_probes(). A row that policies merged (policy.h) has its bias added to s after the
- * softcap.
+ * result does not depend on parallel_for, bit for bit, nor on how many queries one call holds, as
+ * long as they are one or n_q g <= 16, or else n_q g > 16: many rows are computed in another order,
+ * always in floats. A query that sees no row gets zeros and lse -inf. The last probe_rows query
+ * rows are kept for kvc_seq_read_probes(). A row that policies merged (policy.h) has its bias added
+ * to s after the softcap.
  *
  * @param cache     A cache.
  * @param seq       Every announced token has its K and V in this layer.
@@ -590,8 +591,9 @@ static inline void kvc_attend_options_default(const kvc_cache *cache, kvc_attend
  * @retval KVC_E_ARG  @p seq is not alive, rows are missing, or a shape, stride or option is wrong.
  *                    Nothing was written.
  *
- * Cost: reads each page that a query can see once for each tile of 16 query rows (query heads of
- * one KV head share it). Source: online softmax, arXiv 1805.02867; split keys, arXiv 2311.01282.
+ * Cost: reads each page that a query can see once for each 16 query rows, or 64 of many (query
+ * heads of one KV head share it). Source: online softmax, arXiv 1805.02867; split keys, arXiv
+ * 2311.01282.
  */
 KVC_API kvc_status kvc_attend(kvc_cache *cache, kvc_seq seq, int32_t layer, const kvc_view *q,
                               const kvc_attend_options *options, const kvc_view *out, float *lse);

@@ -217,12 +217,32 @@ static inline size_t kvc_attend_stride(size_t d)
 }
 
 /* A tile of 16 rows of K or of 16 channels of V as floats, and for each query row: itself as
- * floats and twice as integers; 64 products, 256 scores, and 256 weights as integers. */
+ * floats and twice as integers; 64 products, 256 scores, and 256 weights as 16-bit integers. */
 static inline size_t kvc_attend_work_size(size_t d_k)
 {
     const size_t integers = ((d_k + 127) & ~(size_t)127);
     return 16 * kvc_attend_stride(d_k > KVC_PAGE_ROWS ? d_k : KVC_PAGE_ROWS) +
-           KVC_TILE_ROWS * (kvc_attend_stride(d_k) + integers + 9 * KVC_PAGE_ROWS);
+           KVC_TILE_ROWS * (kvc_attend_stride(d_k) + integers + (size_t)7 * KVC_PAGE_ROWS);
+}
+
+/*
+ * The same for many query rows, which share the work of unpacking a page: at most KVC_BLOCK_ROWS.
+ * A row gives other bits than attend_pages(), but depends on its neighbours as little. Values of
+ * unsealed pages are as finite as those of sealed ones: NaN and Inf that a row sees count as the
+ * largest half. o has room for kvc_attend_stride(n_rows) rows, and work is
+ * kvc_block_work_size() floats.
+ */
+#define KVC_BLOCK_ROWS 64
+
+typedef kvc_status kvc_attend_block_fn(const struct kvc_queue *queue,
+                                       const struct kvc_attend_tile *tile);
+
+/* Transposed query rows, one side of a page as floats, and scores. */
+static inline size_t kvc_block_work_size(size_t d_k, size_t d_v, size_t n_rows)
+{
+    const size_t s_k = kvc_attend_stride(d_k), s_v = kvc_attend_stride(d_v);
+    return kvc_attend_stride(n_rows) * (s_k + KVC_PAGE_ROWS) +
+           KVC_PAGE_ROWS * (s_k > s_v ? s_k : s_v);
 }
 
 /* Rows of K or V of an engine (rows.h): row t of head h begins at data + t * token_stride + h *
@@ -363,6 +383,7 @@ struct kvc_kernels {
     kvc_move_rows_fn *move_rows;
     kvc_clear_page_fn *clear_page;
     kvc_attend_pages_fn *attend_pages;
+    kvc_attend_block_fn *attend_block;
     kvc_mass_pages_fn *mass_pages;
     kvc_attend_rows_fn *attend_rows;
     kvc_merge_parts_fn *merge_parts;
@@ -398,6 +419,7 @@ kvc_move_rows_fn kvc_move_rows_ref;
 kvc_clear_page_fn kvc_clear_page_ref;
 kvc_attend_pages_fn kvc_attend_pages_ref, kvc_attend_pages_avx2, kvc_attend_pages_avx512,
     kvc_attend_pages_vnni;
+kvc_attend_block_fn kvc_attend_block_ref, kvc_attend_block_avx2, kvc_attend_block_avx512;
 kvc_mass_pages_fn kvc_mass_pages_ref, kvc_mass_pages_avx2, kvc_mass_pages_avx512,
     kvc_mass_pages_vnni;
 kvc_attend_rows_fn kvc_attend_rows_ref, kvc_attend_rows_avx2, kvc_attend_rows_avx512,

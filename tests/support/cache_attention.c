@@ -72,8 +72,7 @@ void model_attention(const struct cache_model *m, const struct model_seq *s, int
     const int64_t query = s->n_tokens - (int64_t)q->n_tokens + (int64_t)row;
     const int64_t first =
         options->window > 0 && query >= options->window ? query - options->window + 1 : 0;
-    double max = -INFINITY, sum = 0, magnitude = 0, largest = 0, spread = 0, norm = 0,
-           farthest = 0;
+    double max = -INFINITY, sum = 0, magnitude = 0, largest = 0, spread = 0, norm = 0, farthest = 0;
     struct query made;
 
     make_query(m, q, row, layer, head, &made);
@@ -120,9 +119,8 @@ void model_attention(const struct cache_model *m, const struct model_seq *s, int
      * 16-bit integers to one of theirs; those lose weights of 2^-31 of the largest. */
     const bool exact = options->exact;
     const double ulps = (exact ? 0x1p-21 : 0x1p-16) * magnitude;
-    want->tolerance =
-        (exact ? 2e-5 : 2e-4) * fmax(largest, 0.05 * spread) + ulps * spread + 0x1p-126 +
-        (exact ? 0 : 0x1p-30) * farthest;
+    want->tolerance = (exact ? 2e-5 : 2e-4) * fmax(largest, 0.05 * spread) + ulps * spread +
+                      0x1p-126 + (exact ? 0 : 0x1p-30) * farthest;
     want->mass_error = 2 * ulps;
     want->lse_tolerance = 1e-5 * fmax(1, fabs(want->lse)) + ulps;
 }

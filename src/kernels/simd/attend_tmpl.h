@@ -78,23 +78,35 @@ static inline void scale_row(float *o, size_t n, float by)
         v_store(o + c, v_mul(v_load(o + c), v_set1(by)));
 }
 
-/* What follows a page or a chunk in memory reads: the values of this page, or the keys of the next
- * chunk. */
-static inline struct range values_of(const struct kvc_attend_page *page)
+static inline void add_stream(struct ahead *ahead, uint32_t i, const uint8_t *at, size_t size)
 {
-    return (struct range){page->data + page->layout->v_codes, page->data + page->layout->n_bytes};
+    for (; i < CHUNK_PAGES; i++) /* those that are missing are the last one */
+        ahead->at[i] = at;
+    ahead->size = size > ahead->size ? size : ahead->size;
 }
 
-static inline uint32_t keys_of(const struct kvc_attend_tile *tile, uint32_t first,
-                               struct range *ranges)
+/* The values of a chunk are read after its keys, and the keys of the next one after them. */
+static inline struct ahead values_of(const struct chunk *chunk)
 {
-    uint32_t n = 0;
-    for (uint32_t p = first; n < CHUNK_PAGES && p < tile->n_pages + tile->n_after; p++) {
-        const struct kvc_attend_page *page =
-            p < tile->n_pages ? &tile->pages[p] : &tile->after[p - tile->n_pages];
-        ranges[n++] = (struct range){page->data, page->data + page->layout->v_codes};
+    struct ahead ahead = {.size = 0};
+    for (uint32_t p = 0; p < chunk->n_pages; p++) {
+        const struct kvc_page_layout *layout = chunk->pages[p].layout;
+        add_stream(&ahead, p, chunk->pages[p].data + layout->v_codes,
+                   layout->n_bytes - layout->v_codes);
     }
-    return n;
+    return ahead;
+}
+
+static inline struct ahead keys_of(const struct kvc_attend_tile *tile, uint32_t first, uint32_t n)
+{
+    struct ahead ahead = {.size = 0};
+    for (uint32_t i = 0; i < n && first + i < tile->n_pages + tile->n_after; i++) {
+        const struct kvc_attend_page *page = first + i < tile->n_pages
+                                                 ? &tile->pages[first + i]
+                                                 : &tile->after[first + i - tile->n_pages];
+        add_stream(&ahead, i, page->data, page->layout->v_codes);
+    }
+    return ahead;
 }
 
 /* The pages from first on that form a chunk; their scores. */
@@ -102,20 +114,19 @@ static inline struct chunk next_chunk(const struct kvc_attend_tile *tile, uint32
                                       struct int_keys *keys)
 {
     struct chunk chunk = {.pages = tile->pages + first};
-    float *scores = rooms_of(tile).scores;
+    const uint32_t number = chunk.pages->slot / CHUNK_PAGES;
     bool seen_by[KVC_TILE_ROWS] = {false};
-    for (uint32_t p = first; p < tile->n_pages; p++, scores += KVC_PAGE_ROWS) {
-        const struct kvc_attend_page *page = &tile->pages[p];
-        if (page->slot / CHUNK_PAGES != chunk.pages->slot / CHUNK_PAGES)
-            break;
-        const struct seen seen = seen_rows(page, tile->n_rows);
-        const struct range values = values_of(page);
-        struct ahead ahead = {.at = values.at, .end = values.end};
+    while (first + chunk.n_pages < tile->n_pages &&
+           chunk.pages[chunk.n_pages].slot / CHUNK_PAGES == number)
         chunk.n_pages++;
+    struct ahead ahead = values_of(&chunk);
+    for (uint32_t p = 0; p < chunk.n_pages; p++) {
+        const struct seen seen = seen_rows(&chunk.pages[p], tile->n_rows);
         for (uint32_t i = 0; i < seen.n; i++)
             seen_by[seen.row[i]] = true;
         if (seen.n)
-            page_scores(tile, page, &seen, keys, &ahead, scores, CHUNK_TOKENS);
+            page_scores(tile, &chunk.pages[p], &seen, keys, &ahead,
+                        rooms_of(tile).scores + (size_t)p * KVC_PAGE_ROWS, CHUNK_TOKENS);
     }
     for (uint32_t row = 0; row < tile->n_rows; row++)
         if (seen_by[row])
@@ -126,8 +137,7 @@ static inline struct chunk next_chunk(const struct kvc_attend_tile *tile, uint32
 static inline void attend_chunk(const struct kvc_attend_tile *tile, uint32_t first,
                                 struct chunk *chunk)
 {
-    struct range ranges[CHUNK_PAGES];
-    struct ahead ahead = {.next = ranges, .n = keys_of(tile, first + chunk->n_pages, ranges)};
+    struct ahead ahead = keys_of(tile, first + chunk->n_pages, CHUNK_PAGES);
     for (uint32_t i = 0; i < chunk->n_rows; i++) {
         const uint32_t row = chunk->row[i];
         const struct row_state next =
@@ -181,11 +191,9 @@ kvc_status KVC_FN(kvc_mass_pages)(const struct kvc_queue *queue, const struct kv
     (void)queue;
     for (uint32_t p = 0; p < tile->n_pages; p++, mass += KVC_PAGE_ROWS) {
         const struct seen seen = seen_rows(&tile->pages[p], tile->n_rows);
-        struct range ranges[CHUNK_PAGES];
-        struct ahead ahead = {.next = ranges, .n = keys_of(tile, p + 1, ranges)};
+        struct ahead ahead = keys_of(tile, p + CHUNK_PAGES, 1);
         if (!seen.any)
             continue;
-        next_range(&ahead);
         page_scores(tile, &tile->pages[p], &seen, &keys, &ahead, scores, KVC_PAGE_ROWS);
         for (uint32_t i = 0; i < seen.n; i++) {
             const float *s = scores + (size_t)seen.row[i] * KVC_PAGE_ROWS;

@@ -14,7 +14,9 @@
 
 #include "attend_tmpl.h"
 
-#include "blocks_avx2.h"
+#include "block_tmpl.h"
+
+#include "rows_avx2.h"
 
 #include "rows_tmpl.h"
 

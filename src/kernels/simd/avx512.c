@@ -15,7 +15,9 @@
 
 #include "attend_tmpl.h"
 
-#include "blocks_avx512.h"
+#include "block_tmpl.h"
+
+#include "rows_avx512.h"
 
 #include "rows_tmpl.h"
 

@@ -6,8 +6,8 @@
  * A row of floats becomes scale * n with integers n, and a sum of products n * code is an integer:
  * exact, in whatever order. Rows are laid out as the instruction wants them (arrange()):
  *
- * V_BYTE_DOTS: a dot instruction multiplies unsigned with signed bytes. Codes are the unsigned side,
- * n is 256 high + low, and each half has a sum of its own.
+ * V_BYTE_DOTS: a dot instruction multiplies unsigned with signed bytes. Codes are the unsigned
+ * side, n is 256 high + low, and each half has a sum of its own.
  *
  * Else codes become 16-bit integers and are multiplied in pairs.
  *
@@ -20,8 +20,7 @@
 
 enum { VECTOR_BYTES = 4 * VLEN };
 
-/* Pages whose values are summed before the lanes are. */
-enum { CHUNK_PAGES = 4, CHUNK_TOKENS = CHUNK_PAGES * KVC_PAGE_ROWS };
+enum { CHUNK_TOKENS = CHUNK_PAGES * KVC_PAGE_ROWS };
 
 enum { ROW_MAX = 127 * 256 + 127 };
 
@@ -33,9 +32,25 @@ enum codes { BYTES, NIBBLES };
 enum split { WHOLE, GROUPS, PAIRS };
 
 /* Vectors of a row that belong to one of codes. */
-V_INLINE int parts_of(enum codes codes)
+V_INLINE size_t parts_of(enum codes codes)
 {
     return codes == BYTES ? 2 : 4;
+}
+
+/* Bytes of one of them: of pairs of lines both take the same half. */
+V_INLINE size_t part_bytes(enum split split)
+{
+    return split == PAIRS ? VECTOR_BYTES / 2 : VECTOR_BYTES;
+}
+
+V_INLINE vi load_part(enum split split, const uint8_t *p)
+{
+#if V_WIDE
+    if (split == PAIRS)
+        return i_load_twice(p);
+#endif
+    (void)split;
+    return i_load(p);
 }
 
 V_INLINE uint32_t elements_of(enum codes codes)
@@ -67,12 +82,13 @@ V_INLINE void unpack_codes(enum codes codes, const uint8_t *at, vi *part)
         part[1] = i_and(i_srl16(x, 4), mask);
 }
 
-V_INLINE void add_products(enum codes codes, const vi *part, const uint8_t *row, vi *high, vi *low)
+V_INLINE void add_products(enum codes codes, enum split split, const vi *part, const uint8_t *row,
+                           vi *high, vi *low)
 {
     V_UNROLL
-    for (int k = 0; k < parts_of(codes); k += 2) {
-        *high = i_dot(*high, part[k / 2], i_load(row + k * VECTOR_BYTES));
-        *low = i_dot(*low, part[k / 2], i_load(row + (k + 1) * VECTOR_BYTES));
+    for (size_t k = 0; k < parts_of(codes); k += 2) {
+        *high = i_dot(*high, part[k / 2], load_part(split, row + k * part_bytes(split)));
+        *low = i_dot(*low, part[k / 2], load_part(split, row + (k + 1) * part_bytes(split)));
     }
 }
 
@@ -95,12 +111,13 @@ V_INLINE void unpack_codes(enum codes codes, const uint8_t *at, vi *part)
     part[3] = i_srl16(x, 12);
 }
 
-V_INLINE void add_products(enum codes codes, const vi *part, const uint8_t *row, vi *high, vi *low)
+V_INLINE void add_products(enum codes codes, enum split split, const vi *part, const uint8_t *row,
+                           vi *high, vi *low)
 {
     (void)high;
     V_UNROLL
-    for (int k = 0; k < parts_of(codes); k++)
-        *low = i_add(*low, i_madd(part[k], i_load(row + k * VECTOR_BYTES)));
+    for (size_t k = 0; k < parts_of(codes); k++)
+        *low = i_add(*low, i_madd(part[k], load_part(split, row + k * part_bytes(split))));
 }
 
 V_INLINE vi join_sums(vi high, vi low)
@@ -111,8 +128,8 @@ V_INLINE vi join_sums(vi high, vi low)
 #endif
 
 /* A line and n_rows rows: sums[r]. */
-V_INLINE void dot_line(enum codes codes, const struct code_lines *lines, uint32_t n_vectors,
-                       size_t offset, const uint8_t *const *rows, int n_rows, struct ahead *ahead,
+V_INLINE void dot_line(enum codes codes, enum split split, const struct code_lines *lines,
+                       uint32_t n_vectors, size_t offset, const uint8_t *const *rows, int n_rows,
                        vi *sums)
 {
     vi high[BLOCK_ROWS], low[BLOCK_ROWS];
@@ -121,12 +138,11 @@ V_INLINE void dot_line(enum codes codes, const struct code_lines *lines, uint32_
         high[r] = low[r] = i_zero();
     for (uint32_t v = 0; v < n_vectors; v++) {
         vi part[4];
-        look_ahead(ahead);
         unpack_codes(codes, lines->at[v] + offset, part);
         V_UNROLL
         for (int r = 0; r < n_rows; r++)
-            add_products(codes, part,
-                         rows[r] + (size_t)v * (size_t)parts_of(codes) * VECTOR_BYTES, &high[r],
+            add_products(codes, split, part,
+                         rows[r] + (size_t)v * parts_of(codes) * part_bytes(split), &high[r],
                          &low[r]);
     }
     V_UNROLL
@@ -136,9 +152,9 @@ V_INLINE void dot_line(enum codes codes, const struct code_lines *lines, uint32_
 
 /* Sums of the lines from offset on with n_rows (1 or BLOCK_ROWS) rows: of one row VLEN lines, of a
  * block 4; in runs, as i_hadd_all() takes them. Lines beyond the n_lines stand for the last. */
-V_INLINE void dot_lines_block(enum codes codes, const struct code_lines *lines, uint32_t n_vectors,
-                        uint32_t first, const uint8_t *const *rows, int n_rows, struct ahead *ahead,
-                        vi *runs)
+V_INLINE void dot_some_lines(enum codes codes, enum split split, const struct code_lines *lines,
+                             uint32_t n_vectors, uint32_t first, const uint8_t *const *rows,
+                             int n_rows, struct ahead *ahead, vi *runs)
 {
     size_t offset = first * lines->stride;
     V_UNROLL
@@ -146,9 +162,10 @@ V_INLINE void dot_lines_block(enum codes codes, const struct code_lines *lines, 
         vi sums[4];
         V_UNROLL
         for (int i = 0; i < 4; i += n_rows) {
-            dot_line(codes, lines, n_vectors, offset, rows, n_rows, ahead, sums + i);
+            dot_line(codes, split, lines, n_vectors, offset, rows, n_rows, sums + i);
             offset += ++first < lines->n ? lines->stride : 0;
         }
+        look_ahead(ahead, (size_t)n_vectors * VECTOR_BYTES * (size_t)(4 / n_rows));
         runs[k] = i_hadd_runs(sums);
     }
 }
@@ -168,8 +185,8 @@ V_INLINE void store_part(vi sums, int32_t *to, size_t stride, int n_rows)
         i_store_quads(to, stride, sums);
 }
 
-/* runs of dot_lines_block(), whose lanes are in the order of the sums: of a block, row by row. */
-V_INLINE void store_sums(enum split split, const vi *runs, uint32_t first, int n_rows,
+/* runs of dot_some_lines(), whose lanes are in the order of the sums: of a block, row by row. */
+V_INLINE void store_sums(enum split split, const vi *runs, size_t first, int n_rows,
                          const struct sums *to)
 {
 #if V_WIDE
@@ -180,13 +197,14 @@ V_INLINE void store_sums(enum split split, const vi *runs, uint32_t first, int n
             low = i_rows_first(low);
             high = i_rows_first(high);
         }
-        if (split == PAIRS)
-            i_zip(n_rows > 1, &low, &high);
-        store_part(low, to->low + (split == PAIRS ? 2 : 1) * first, to->stride, n_rows);
-        store_part(high,
-                   split == GROUPS ? to->high + first
-                                   : to->low + 2 * first + (n_rows == 1 ? VLEN : 4),
-                   to->stride, n_rows);
+        if (split == GROUPS) {
+            store_part(low, to->low + first, to->stride, n_rows);
+            store_part(high, to->high + first, to->stride, n_rows);
+            return;
+        }
+        i_zip(n_rows > 1, &low, &high);
+        store_part(low, to->low + 2 * first, to->stride, n_rows);
+        store_part(high, to->low + 2 * first + (n_rows == 1 ? VLEN : 4), to->stride, n_rows);
         return;
     }
 #endif
@@ -202,8 +220,7 @@ V_INLINE void dot_lines(enum codes codes, enum split split, const struct code_li
     struct ahead next = *ahead;
     for (uint32_t first = 0; first < lines->n; first += n_rows == 1 ? VLEN : 4) {
         vi runs[VLEN / 4];
-        next_range(&next);
-        dot_lines_block(codes, lines, n_vectors, first, rows, n_rows, &next, runs);
+        dot_some_lines(codes, split, lines, n_vectors, first, rows, n_rows, &next, runs);
         store_sums(split, runs, first, n_rows, to);
     }
     *ahead = next;
@@ -248,42 +265,33 @@ static void dot_codes(enum codes codes, enum split split, const struct code_line
         dot_vectors(NIBBLES, PAIRS, lines, rows, n_rows, ahead, to);
 }
 
-/*
- * A row as the products want it: n is a multiple of elements_of(), or twice: 64 elements, once for
- * either line of a pair.
- */
-static inline void arrange(enum codes codes, bool twice, const int16_t *x, uint32_t n,
+/* A row as the products want it; n is a multiple of elements_of(), or of 64 in pairs. */
+static inline void arrange(enum codes codes, enum split split, const int16_t *x, uint32_t n,
                            uint8_t *row)
 {
+    const size_t part = part_bytes(split);
+    const uint32_t size = split == PAIRS ? 64 : elements_of(codes);
 #if V_BYTE_DOTS
-    const uint32_t size = twice ? VECTOR_BYTES : elements_of(codes);
     for (uint32_t i = 0; i < n; i += 32) {
-        uint8_t *to = row + (size_t)(i / size) * (size_t)parts_of(codes) * VECTOR_BYTES;
+        uint8_t *to = row + (size_t)(i / size) * parts_of(codes) * part;
         vh high, low;
         h_split(x + i, &high, &low);
         if (codes == BYTES) {
             h_store(to + i % size, high);
-            h_store(to + VECTOR_BYTES + i % size, low);
+            h_store(to + part + i % size, low);
             continue;
         }
-        for (uint32_t again = 0; again <= twice; again++, to += VECTOR_BYTES / 2) {
-            h_store_nibbles(to + i % size / 2, 2 * VECTOR_BYTES, high);
-            h_store_nibbles(to + VECTOR_BYTES + i % size / 2, 2 * VECTOR_BYTES, low);
-        }
+        h_store_nibbles(to + i % size / 2, 2 * part, high);
+        h_store_nibbles(to + part + i % size / 2, 2 * part, low);
     }
 #else
     if (codes == BYTES) {
         memcpy(row, x, n * sizeof(*x));
         return;
     }
-    const uint32_t size = twice ? VECTOR_BYTES : elements_of(codes);
-    for (uint32_t i = 0; i < n; i += 2) { /* dword w of part k is pair 4 w + k */
-        uint8_t *to = row + (size_t)(i / size) * 4 * VECTOR_BYTES + i / 2 % 4 * VECTOR_BYTES +
-                      (size_t)(i % size / 8) * 4;
-        memcpy(to, x + i, 4);
-        if (twice)
-            memcpy(to + VECTOR_BYTES / 2, x + i, 4);
-    }
+    for (uint32_t i = 0; i < n; i += 2) /* dword w of part k is pair 4 w + k */
+        memcpy(row + (size_t)(i / size) * 4 * part + i / 2 % 4 * part + (size_t)(i % size / 8) * 4,
+               x + i, 4);
 #endif
 }
 

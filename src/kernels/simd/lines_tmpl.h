@@ -40,31 +40,30 @@ static inline enum reader code_reader(uint8_t format, enum reader half)
     }
 }
 
-/* Memory that will be read soon: its lines are asked for one by one, between the loads of what is
- * read now. */
+/* Pages whose values are multiplied together, and streams of memory that are read at once: few of
+ * them are faster than one. */
+enum { CHUNK_PAGES = 4 };
+
+/* Memory that will be read soon: size bytes at each of a few addresses. Their lines are asked for
+ * in turn, between the loads of what is read now and at their pace. */
 struct ahead {
-    const uint8_t *at, *end;
-    const struct range {
-        const uint8_t *at, *end;
-    } * next; /* [n] */
-    uint32_t n;
+    const uint8_t *at[CHUNK_PAGES];
+    size_t done, size;
+    size_t due; /* bytes that were read and not asked for yet */
 };
 
-V_INLINE void next_range(struct ahead *ahead)
+/* So many bytes are read. */
+V_INLINE void look_ahead(struct ahead *ahead, size_t n_bytes)
 {
-    if (ahead->at < ahead->end || ahead->n == 0)
-        return;
-    ahead->at = ahead->next->at;
-    ahead->end = ahead->next->end;
-    ahead->next++;
-    ahead->n--;
-}
-
-V_INLINE void look_ahead(struct ahead *ahead)
-{
-    if (ahead->at < ahead->end) {
-        v_prefetch(ahead->at);
-        ahead->at += 64;
+    ahead->due += n_bytes;
+    const size_t at_once = (size_t)64 * CHUNK_PAGES;
+    for (; ahead->due >= at_once; ahead->due -= at_once) {
+        if (ahead->done >= ahead->size)
+            continue;
+        V_UNROLL
+        for (int i = 0; i < CHUNK_PAGES; i++)
+            v_prefetch(ahead->at[i] + ahead->done);
+        ahead->done += 64;
     }
 }
 
@@ -126,14 +125,10 @@ V_INLINE vf group_scale(enum reader reader, const struct lines *lines, uint32_t 
     return is_scaled(reader) ? v_set1(lines->scales[group * KVC_PAGE_ROWS + j]) : v_zero();
 }
 
-/* As many lines of memory as one of codes has. */
 V_INLINE void look_past(const struct lines *lines)
 {
-    if (!lines->ahead)
-        return;
-    next_range(lines->ahead);
-    for (size_t i = 0; i < lines->stride; i += 64)
-        look_ahead(lines->ahead);
+    if (lines->ahead)
+        look_ahead(lines->ahead, lines->stride);
 }
 
 /* Products of a row with VLEN lines from first on, one a lane; 0 beyond the last line. */

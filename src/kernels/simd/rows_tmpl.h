@@ -1,6 +1,6 @@
 /*
  * rows_tmpl.h - template of the SIMD kernel of attention over rows of an engine.
- * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h and blocks_avx2.h, v_exp() and
+ * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h and rows_avx2.h, v_exp() and
  * scale_row() of attend_tmpl.h, ROW_MAX and sum_of() of dots_tmpl.h.
  *
  * Keys are worked on by spans, and a span by all heads before the next one: in most caches the rows
@@ -30,11 +30,15 @@ enum {
 
 _Static_assert(SUM_BLOCKS_ONE <= SHARED_ROWS * SUM_BLOCKS_SHARED, "one row needs no more sums");
 
-/* Rows that will be read soon, by address. */
+/* Memory that will be read soon: streams of bytes that begin stride apart, some of which are asked
+ * for in turn: few of them are faster than one. */
+enum { STREAMS = 4 };
+
 struct coming {
-    const uint8_t *at;
-    size_t inner_stride, outer_stride, bytes;
-    uint32_t n_inner, left, i; /* rows left, and the place among the inner ones */
+    const uint8_t *at; /* the first of the streams that are asked for now */
+    size_t stride, bytes, done;
+    uint32_t n;       /* streams that are left */
+    size_t pace, due; /* bytes that are asked for with each row, and that are to be */
 };
 
 static inline size_t row_bytes(const struct kvc_stored_rows *rows)
@@ -49,32 +53,47 @@ static inline const uint8_t *row_at(const struct kvc_stored_rows *rows, uint32_t
     return rows->data + token * rows->token_stride + head * rows->head_stride;
 }
 
+/* All heads of the tokens first ... first + n - 1, in about the order of their addresses: what lies
+ * side by side, with a row between at most, is a stream, and a single one becomes four. */
 static inline struct coming coming_rows(const struct kvc_stored_rows *rows, uint32_t n_heads,
                                         uint32_t first, uint32_t n)
 {
+    const size_t row = row_bytes(rows), line = 64;
     const bool heads = rows->head_stride < rows->token_stride;
-    return (struct coming){
-        .at = row_at(rows, 0, n ? first : 0),
-        .inner_stride = heads ? rows->head_stride : rows->token_stride,
-        .outer_stride = heads ? rows->token_stride : rows->head_stride,
-        .bytes = row_bytes(rows),
-        .n_inner = heads ? n_heads : n,
-        .left = n * n_heads,
-    };
+    const size_t inner = heads ? rows->head_stride : rows->token_stride;
+    const uint32_t n_inner = heads ? n_heads : n;
+    struct coming coming = {.bytes = (n_inner - 1) * inner + row,
+                            .stride = heads ? rows->token_stride : rows->head_stride,
+                            .n = heads ? n : n_heads};
+    if (n == 0 || (n_inner > 1 && inner > 2 * row + line))
+        return (struct coming){0};
+    coming.at = row_at(rows, 0, first);
+    if (coming.n == 1 || coming.stride < coming.bytes + line) {
+        coming.bytes += (coming.n - 1) * coming.stride;
+        coming.stride = coming.bytes = (coming.bytes / STREAMS + line) / line * line;
+        coming.n = STREAMS;
+    }
+    coming.pace = coming.n * (coming.bytes + line) / ((size_t)n * n_heads) + 1;
+    return coming;
 }
 
+/* One row more is read. */
 V_INLINE void ask_for_row(struct coming *coming)
 {
-    if (coming->left == 0)
-        return;
-    const uint8_t *row = coming->at + coming->i * coming->inner_stride;
-    for (size_t i = 0; i < coming->bytes; i += 64)
-        v_prefetch(row + i);
-    v_prefetch(row + coming->bytes - 1);
-    coming->left--;
-    if (++coming->i == coming->n_inner) {
-        coming->i = 0;
-        coming->at += coming->outer_stride;
+    coming->due += coming->pace;
+    for (; coming->due >= 64 * STREAMS; coming->due -= 64 * STREAMS) {
+        if (coming->n == 0)
+            continue;
+        const uint32_t last = coming->n < STREAMS ? coming->n - 1 : STREAMS - 1;
+        V_UNROLL
+        for (uint32_t i = 0; i < STREAMS; i++)
+            v_prefetch(coming->at + (i < last ? i : last) * coming->stride + coming->done);
+        coming->done += 64;
+        if (coming->done < coming->bytes + 63)
+            continue;
+        coming->done = 0;
+        coming->at += STREAMS * coming->stride;
+        coming->n -= last + 1;
     }
 }
 
@@ -421,12 +440,12 @@ static inline void span_products(const struct kvc_rows_tile *tile, const struct 
     }
 }
 
-/* tanh by exp(-2 |x|): the error is that of 1. */
-static inline vf v_tanh(vf x)
+/* cap * tanh(x / cap), by exp(-2 |x / cap|): the error is that of cap. */
+static inline vf cap_softly(vf x, float cap)
 {
-    const vf y = v_exp(v_mul(v_abs(x), v_set1(-2.0f)));
-    const vf a = v_div(v_sub(v_set1(1.0f), y), v_add(v_set1(1.0f), y));
-    return v_copysign(a, x);
+    const vf a = v_mul(x, v_set1(1.0f / cap)), one = v_set1(1.0f);
+    const vf y = v_exp(v_mul(v_abs(a), v_set1(-2.0f)));
+    return v_mul(v_copysign(v_div(v_sub(one, y), v_add(one, y)), a), v_set1(cap));
 }
 
 /* Turns the products of a row into weights, 0 where nothing is seen, and takes its maximum and sum
@@ -439,7 +458,7 @@ static inline void span_weights(const struct kvc_rows_tile *tile, const struct k
     for (uint32_t t = 0; t < span->n; t += VLEN) {
         vf x = v_mul(v_load(s + t), v_set1(tile->scale));
         if (tile->softcap > 0.0f)
-            x = v_mul(v_tanh(v_mul(x, v_set1(1.0f / tile->softcap))), v_set1(tile->softcap));
+            x = cap_softly(x, tile->softcap);
         if (tile->mask)
             x = v_add(x, load_mask(tile, row, span->first + t));
         max = v_max(v_select(m_bits(seen >> t), x, v_set1(-INFINITY)), max);

@@ -72,8 +72,8 @@ struct rooms {
     uint8_t *values; /* rows of weights, arranged, WEIGHTS_SIZE bytes each */
 };
 
-/* Bytes of an arranged row of weights of a chunk: 64 nibbles may take a whole vector, twice. */
-enum { WEIGHTS_SIZE = CHUNK_PAGES * 4 * KVC_PAGE_ROWS };
+/* Bytes of an arranged row of weights of a chunk. */
+enum { WEIGHTS_SIZE = 2 * CHUNK_TOKENS };
 
 /* Bytes of an arranged query row. */
 static inline size_t row_size(size_t d_k)
@@ -89,9 +89,9 @@ static inline struct rooms rooms_of(const struct kvc_attend_tile *tile)
     rooms.folded =
         rooms.tile + TILE_LINES * kvc_attend_stride(d_k > KVC_PAGE_ROWS ? d_k : KVC_PAGE_ROWS);
     rooms.products = rooms.folded + KVC_TILE_ROWS * kvc_attend_stride(d_k);
-    rooms.scores = rooms.products + KVC_TILE_ROWS * KVC_PAGE_ROWS;
-    rooms.keys = (uint8_t *)(rooms.scores + KVC_TILE_ROWS * CHUNK_TOKENS);
-    rooms.values = rooms.keys + 2 * KVC_TILE_ROWS * row_size(d_k);
+    rooms.scores = rooms.products + (size_t)KVC_TILE_ROWS * KVC_PAGE_ROWS;
+    rooms.keys = (uint8_t *)(rooms.scores + (size_t)KVC_TILE_ROWS * CHUNK_TOKENS);
+    rooms.values = rooms.keys + (size_t)2 * KVC_TILE_ROWS * row_size(d_k);
     return rooms;
 }
 
@@ -207,9 +207,9 @@ static inline void divide_keys(struct int_keys *keys, const struct kvc_page_layo
     }
 }
 
-/* x = integers times what is returned plus a rest, which becomes x; n is a multiple of VLEN, and
- * largest the largest magnitude. */
-static inline float to_integers(float largest, float *x, uint32_t n, int16_t *to)
+/* x = integers times what is returned plus a rest, which becomes x if it is wanted; n is a multiple
+ * of VLEN, and largest the largest magnitude. */
+V_INLINE float to_integers(float largest, bool rest, float *x, uint32_t n, int16_t *to)
 {
     const float step = largest / ROW_MAX;
     const vf by = v_set1(ROW_MAX / largest);
@@ -217,7 +217,8 @@ static inline float to_integers(float largest, float *x, uint32_t n, int16_t *to
         const vf a = v_load(x + i);
         const vi integers = i_round(v_mul(a, by));
         i_store_low16(to + i, integers);
-        v_store(x + i, v_fma(v_from_i(integers), v_set1(-step), a));
+        if (rest)
+            v_store(x + i, v_fma(v_from_i(integers), v_set1(-step), a));
     }
     return step;
 }
@@ -245,8 +246,8 @@ static inline void arrange_row(struct int_keys *keys, uint32_t d8, uint32_t slot
     if (isnan(largest))
         keys->scale[slot] = NAN;
     else if (largest >= TINY)
-        keys->scale[slot] = to_integers(largest, x, (d8 + VLEN - 1u) / VLEN * VLEN, integers);
-    arrange(keys->codes, keys->split == PAIRS, integers, (d8 + size - 1) / size * size, to);
+        keys->scale[slot] = to_integers(largest, true, x, (d8 + VLEN - 1u) / VLEN * VLEN, integers);
+    arrange(keys->codes, keys->split, integers, (d8 + size - 1) / size * size, to);
     for (uint32_t i = 0; i < keys->n_segments; i++) {
         const struct segment *s = &keys->segments[i];
         const int16_t *from = integers + (size_t)s->first * size;
@@ -271,8 +272,7 @@ static inline void arrange_query(const struct kvc_attend_tile *tile, struct int_
     }
     const float largest = v_hadd(odd) == 0.0f ? v_hmax(max) : NAN;
     arrange_row(keys, layout->d8_k, row, largest, x, to);
-    keys->has_rest[row] =
-        largest >= TINY && largest * (float)layout->d_k > MAX_PEAK * v_hadd(sum);
+    keys->has_rest[row] = largest >= TINY && largest * (float)layout->d_k > MAX_PEAK * v_hadd(sum);
     if (keys->has_rest[row])
         arrange_row(keys, layout->d8_k, KVC_TILE_ROWS + row, REST_OF(keys->scale[row]), x,
                     to + KVC_TILE_ROWS * size);
@@ -357,7 +357,7 @@ static inline void multiply_keys(const struct kvc_attend_tile *tile, const struc
             }
             for (uint32_t r = 0; r < BLOCK_ROWS; r++)
                 row[r] = rooms.keys + rows->slot[i + (r < n_rows ? r : n_rows - 1)] * size +
-                         (size_t)segment->first * (size_t)parts_of(keys->codes) * VECTOR_BYTES;
+                         (size_t)segment->first * parts_of(keys->codes) * part_bytes(keys->split);
             dot_codes(keys->codes, keys->split, &lines, row, n_rows, ahead, &sums);
             for (uint32_t r = 0; r < n_rows; r++)
                 add_segment(keys, s, rows->slot[i + r], low + (size_t)r * KVC_PAGE_ROWS,

@@ -143,9 +143,14 @@ struct int_values {
     uint32_t n_pages;
     uint8_t page[CHUNK_PAGES];
     enum codes codes;
-    uint32_t first, end;          /* channels */
-    float factors[CHUNK_TOKENS];  /* of the tokens, page after page */
+    uint32_t first, end;         /* channels */
+    float factors[CHUNK_TOKENS]; /* of the tokens, page after page */
 };
+
+static inline enum split split_of(const struct int_values *values)
+{
+    return V_WIDE && values->codes == NIBBLES ? PAIRS : WHOLE;
+}
 
 /* Weights of a row times factors, in the order of the pages of values; their sum is returned, and
  * their maximum goes to max. */
@@ -175,21 +180,24 @@ struct weight_rows {
     int32_t bias[KVC_TILE_ROWS];
 };
 
-/* Adds a row of weights x, which has a NaN if sum is NaN; x becomes what rounding leaves. */
-static inline float add_weight_row(const struct kvc_attend_tile *tile,
-                                   const struct int_values *values, uint32_t place, float largest,
-                                   float sum, float *x, struct weight_rows *rows)
+/* Adds a row of weights x, which has a NaN if sum is NaN. */
+static inline void add_weight_row(const struct kvc_attend_tile *tile,
+                                  const struct int_values *values, uint32_t place, float largest,
+                                  float sum, float *x, struct weight_rows *rows)
 {
     const uint32_t n = values->n_pages * KVC_PAGE_ROWS;
-    int16_t integers[CHUNK_TOKENS] = {0};
-    const float scale = isnan(sum) ? sum : to_integers(largest, x, n, integers);
+    int16_t integers[CHUNK_TOKENS];
+    float scale = NAN;
+    if (isnan(sum))
+        memset(integers, 0, n * sizeof(*integers));
+    else
+        scale = to_integers(largest, false, x, n, integers);
     rows->place[rows->n] = (uint8_t)place;
     rows->scale[rows->n] = scale;
     rows->bias[rows->n] = bias_of(values->codes) * sum_of(integers, n);
-    arrange(values->codes, V_WIDE && values->codes == NIBBLES, integers, n,
+    arrange(values->codes, split_of(values), integers, n,
             rooms_of(tile).values + (size_t)rows->n * WEIGHTS_SIZE);
     rows->n++;
-    return scale;
 }
 
 /* Adds the products of rows of weights with the channels c ... c + n - 1 to the outputs. */
@@ -200,7 +208,7 @@ static inline void multiply_values(const struct kvc_attend_tile *tile, const str
     const uint8_t *arranged = rooms_of(tile).values;
     const struct kvc_page_layout *layout = chunk->pages[values->page[0]].layout;
     const uint32_t of_page = layout->v_stride > VECTOR_BYTES ? layout->v_stride / VECTOR_BYTES : 1;
-    const bool pairs = V_WIDE && values->codes == NIBBLES;
+    const bool pairs = split_of(values) == PAIRS;
     int32_t sums[BLOCK_ROWS * KVC_PAGE_ROWS];
     struct code_lines lines = {.n_vectors = values->n_pages * of_page,
                                .n = pairs ? n / 2 : n,
@@ -215,7 +223,7 @@ static inline void multiply_values(const struct kvc_attend_tile *tile, const str
         const uint8_t *row[BLOCK_ROWS];
         for (uint32_t r = 0; r < BLOCK_ROWS; r++)
             row[r] = arranged + (size_t)(i + (r < n_rows ? r : n_rows - 1)) * WEIGHTS_SIZE;
-        dot_codes(values->codes, pairs ? PAIRS : WHOLE, &lines, row, n_rows, ahead,
+        dot_codes(values->codes, split_of(values), &lines, row, n_rows, ahead,
                   &(struct sums){.low = sums, .stride = KVC_PAGE_ROWS});
         for (uint32_t r = 0; r < n_rows; r++) {
             float *o = output_row(tile, chunk, rows->place[i + r]) + c;
@@ -252,7 +260,7 @@ static inline bool needs_rest(const struct kvc_attend_tile *tile, const struct c
     float l = 0.0f;
     for (uint32_t p = 0; p < chunk->n_pages; p++)
         l += chunk->l[i][p];
-    return largest * (CHUNK_TOKENS / 2) > MAX_LOSS * ROW_MAX * sum * (tile->l[chunk->row[i]] / l);
+    return 0.5f * CHUNK_TOKENS * largest > MAX_LOSS * ROW_MAX * sum * (tile->l[chunk->row[i]] / l);
 }
 
 /* One group of channels. */
@@ -275,7 +283,7 @@ static inline void add_group(const struct kvc_attend_tile *tile, const struct ch
     for (uint32_t k = 0; k < n_again; k++) {
         int16_t integers[CHUNK_TOKENS];
         const float sum = weigh(tile, chunk, values, again[k], x, &largest);
-        const float step = to_integers(largest, x, values->n_pages * KVC_PAGE_ROWS, integers);
+        const float step = to_integers(largest, true, x, values->n_pages * KVC_PAGE_ROWS, integers);
         add_weight_row(tile, values, again[k], REST_OF(step), sum, x, &rests);
     }
     add_channels_of(tile, chunk, values, &rests, ahead);

@@ -223,9 +223,9 @@ V_INLINE vi i_widen(const uint8_t *p)
 /* The low halves of the lanes. */
 V_INLINE void i_store_low16(int16_t *p, vi a)
 {
-    const __m256i low = _mm256_shuffle_epi8(
-        a, _mm256_broadcastsi128_si256(
-               _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1)));
+    const __m256i low =
+        _mm256_shuffle_epi8(a, _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                                   0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1)));
     _mm_storeu_si128((__m128i *)(void *)p,
                      _mm256_castsi256_si128(_mm256_permute4x64_epi64(low, 0x08)));
 }
@@ -240,10 +240,10 @@ V_INLINE vi i_hadd_runs(const vi *a)
 {
     const __m256 b[4] = {_mm256_castsi256_ps(a[0]), _mm256_castsi256_ps(a[1]),
                          _mm256_castsi256_ps(a[2]), _mm256_castsi256_ps(a[3])};
-    const __m256 x = _mm256_castsi256_ps(
-        i_fold(_mm256_unpacklo_ps(b[0], b[1]), _mm256_unpackhi_ps(b[0], b[1])));
-    const __m256 y = _mm256_castsi256_ps(
-        i_fold(_mm256_unpacklo_ps(b[2], b[3]), _mm256_unpackhi_ps(b[2], b[3])));
+    const __m256 x =
+        _mm256_castsi256_ps(i_fold(_mm256_unpacklo_ps(b[0], b[1]), _mm256_unpackhi_ps(b[0], b[1])));
+    const __m256 y =
+        _mm256_castsi256_ps(i_fold(_mm256_unpacklo_ps(b[2], b[3]), _mm256_unpackhi_ps(b[2], b[3])));
     return i_fold(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee));
 }
 

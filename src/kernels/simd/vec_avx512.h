@@ -187,6 +187,12 @@ V_INLINE void v_store_quads(float *p, size_t stride, vf a)
     _mm_storeu_ps(p + 3 * stride, _mm512_extractf32x4_ps(a, 3));
 }
 
+/* Half a vector, twice. */
+V_INLINE vi i_load_twice(const uint8_t *p)
+{
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
 V_INLINE vi i_widen(const uint8_t *p)
 {
     return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)p));
@@ -207,10 +213,10 @@ V_INLINE vi i_hadd_runs(const vi *a)
 {
     const __m512 b[4] = {_mm512_castsi512_ps(a[0]), _mm512_castsi512_ps(a[1]),
                          _mm512_castsi512_ps(a[2]), _mm512_castsi512_ps(a[3])};
-    const __m512 x = _mm512_castsi512_ps(
-        i_fold(_mm512_unpacklo_ps(b[0], b[1]), _mm512_unpackhi_ps(b[0], b[1])));
-    const __m512 y = _mm512_castsi512_ps(
-        i_fold(_mm512_unpacklo_ps(b[2], b[3]), _mm512_unpackhi_ps(b[2], b[3])));
+    const __m512 x =
+        _mm512_castsi512_ps(i_fold(_mm512_unpacklo_ps(b[0], b[1]), _mm512_unpackhi_ps(b[0], b[1])));
+    const __m512 y =
+        _mm512_castsi512_ps(i_fold(_mm512_unpacklo_ps(b[2], b[3]), _mm512_unpackhi_ps(b[2], b[3])));
     return i_fold(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
 }
 
@@ -248,8 +254,7 @@ V_INLINE void i_zip(bool runs, vi *low, vi *high)
         *high = _mm512_unpackhi_epi32(a, b);
         return;
     }
-    const vi first =
-        _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const vi first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     *low = _mm512_permutex2var_epi32(a, first, b);
     *high = _mm512_permutex2var_epi32(a, i_add(first, i_set1(8)), b);
 }

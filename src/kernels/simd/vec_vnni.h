@@ -14,8 +14,7 @@ V_INLINE void h_split(const int16_t *x, vh *high, vh *low)
 {
     const __m512i n = i_load(x);
     *low = _mm512_cvtepi16_epi8(n);
-    *high = _mm512_cvtepi16_epi8(
-        _mm512_srai_epi16(_mm512_add_epi16(n, _mm512_set1_epi16(128)), 8));
+    *high = _mm512_cvtepi16_epi8(_mm512_srai_epi16(_mm512_add_epi16(n, _mm512_set1_epi16(128)), 8));
 }
 
 V_INLINE void h_store(uint8_t *p, vh a)

@@ -13,6 +13,6 @@
 
 #include "attend_tmpl.h"
 
-#include "blocks_avx512.h"
+#include "rows_avx512.h"
 
 #include "rows_tmpl.h"

@@ -1,5 +1,5 @@
-/* blocks_avx512.h - words for blocks of 32 codes with AVX-512, with and without dot products of
- * bytes; blocks_avx2.h says what they mean. */
+/* rows_avx512.h - words for blocks of 32 codes with AVX-512, with and without dot products of
+ * bytes; rows_avx2.h says what they mean. */
 #include "../rows.h"
 
 V_INLINE __m128i load_16(const uint8_t *p)

@@ -1,5 +1,5 @@
 /*
- * blocks_avx2.h - words for blocks of 32 codes in the row formats of engines (rows.h), with AVX2.
+ * rows_avx2.h - words for blocks of 32 codes in the row formats of engines (rows.h), with AVX2.
  *
  * A step is a vector of products: of STEP_BLOCKS() blocks of one row with 16-bit integers, which
  * step_arrange() lays out in 64 bytes a block. Codes are too large by STEP_BIAS().
