@@ -566,15 +566,23 @@ static inline void kvc_attend_options_default(const kvc_cache *cache, kvc_attend
  *     lse[h]  = ln sum_j exp(s[h][j])
  *     out[h]  = sum_j exp(s[h][j] - lse[h]) v[h / g][j]
  *
- * Computed in fp32; against float64 on the stored values the error is at most 2e-5 + 2e-7 max |s|
- * of the largest output of the row (of the weighted sum of |v| where values cancel): logits of
- * hundreds are rounded coarsely. Where a transform or CHANNEL parameters take something off K, |s|
- * is that of the parts: of scale |q| |mean|, of |Q'| |K'|, and of the largest key of the page. The
- * result does not depend on parallel_for, bit for bit, nor on how many queries one call holds, as
- * long as they are one or n_q g <= 16, or else n_q g > 16: many rows are computed in another order,
- * always in floats. A query that sees no row gets zeros and lse -inf. The last probe_rows query
- * rows are kept for kvc_seq_read_probes(). A row that policies merged (policy.h) has its bias added
- * to s after the softcap.
+ * Sums are fp32. Against float64 on the stored values the error of an exact call is at most 2e-5 +
+ * 2e-7 max |s| of the largest output of the row (of the weighted sum of |v| where values cancel):
+ * logits of hundreds are rounded coarsely. Where a transform or CHANNEL parameters take something
+ * off K, |s| is that of the parts: of scale |q| |mean|, of |Q'| |K'|, and of the largest key of the
+ * page.
+ *
+ * By default, products with codes of sealed pages are those of 16-bit integers where this is
+ * faster: q, and the weights times the scales of v of 4 pages, are rounded to 2^-16 of the largest
+ * of them (2^-31 of it where one of them outweighs the others). The error is at most 2e-4 of the
+ * largest output. A logit is off by at most 2^-16 scale max |q| sum |k|, which is more than it
+ * should be only if a key is largest, by far, in a channel in which the query is smallest.
+ *
+ * The result does not depend on parallel_for, bit for bit, nor on how many queries one call holds,
+ * as long as they are one or n_q g <= 16, or else n_q g > 16: many rows are computed in another
+ * order, always in floats. A query that sees no row gets zeros and lse -inf. The last probe_rows
+ * query rows are kept for kvc_seq_read_probes(). A row that policies merged (policy.h) has its bias
+ * added to s after the softcap.
  *
  * @param cache     A cache.
  * @param seq       Every announced token has its K and V in this layer.
