@@ -143,8 +143,9 @@ KVC_API kvc_status kvc_attend_rows_workspace_size(size_t n_queries, size_t n_hea
  * of finite numbers, weighs nothing, but its rows must be numbers.
  *
  * Error against the stored values, relative to the largest output of the query head: below 2e-5 if
- * exact, else below 2e-4, for logits up to about 30. Sums are fp32 in a fixed order: the same bits
- * for any parallel_for; each kernel table has its own.
+ * exact, for logits up to about 30; else below 2e-4, for logits that are typically below 5
+ * (docs/attend.md). Sums are fp32 in a fixed order: the same bits for any parallel_for; each kernel
+ * table has its own.
  *
  * @param ctx       Context; all pointers are host memory.
  * @param q         [n_queries][n_heads][head_dim of K], rotated as the keys are; 0 queries do

@@ -80,8 +80,9 @@ static inline struct coming coming_rows(const struct kvc_stored_rows *rows, uint
 /* One row more is read. */
 V_INLINE void ask_for_row(struct coming *coming)
 {
+    const size_t at_once = (size_t)64 * STREAMS;
     coming->due += coming->pace;
-    for (; coming->due >= 64 * STREAMS; coming->due -= 64 * STREAMS) {
+    for (; coming->due >= at_once; coming->due -= at_once) {
         if (coming->n == 0)
             continue;
         const uint32_t last = coming->n < STREAMS ? coming->n - 1 : STREAMS - 1;
