@@ -226,7 +226,8 @@ static inline size_t kvc_attend_work_size(size_t d_k)
 }
 
 /*
- * The same for many query rows, which share the work of unpacking a page: at most KVC_BLOCK_ROWS.
+ * The same for many query rows, at most KVC_BLOCK_ROWS, which share the work of unpacking a page;
+ * always with products of floats, exact or not.
  * A row gives other bits than attend_pages(), but depends on its neighbours as little. Values of
  * unsealed pages are as finite as those of sealed ones: NaN and Inf that a row sees count as the
  * largest half. o has room for kvc_attend_stride(n_rows) rows, and work is
