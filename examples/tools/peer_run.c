@@ -100,8 +100,8 @@ static int measure_pairs(struct bench *b, struct peer_row *row)
 static int measure_layout(struct bench *b, long layout, struct peer_row *rows)
 {
     const struct bench_list *threads = &b->options->grid.threads;
-    struct peer_row row = {.shape = b->ours.params.shape, .layout = layout};
-    snprintf(row.table, sizeof row.table, "%s", kvc_ctx_kernels(b->ours.ctx));
+    struct peer_row row = {
+        .shape = b->ours.params.shape, .table = b->ours.params.table, .layout = layout};
     int code = peer_open(&row.shape, layout, (size_t)b->ours.n_layers, &b->ours.memory, b->ours.q,
                          &b->ggml);
     for (size_t i = 0; i < threads->n && code == BENCH_GO; i++) {
@@ -124,6 +124,7 @@ static int measure_shape(struct bench *b, const struct bench_shape *shape, const
     const struct peer_options *o = b->options;
     struct sealed_params params = {.shape = *shape,
                                    .table = table,
+                                   .n_layers = bench_is_trial(&o->grid) ? 2 : 0,
                                    .n_threads = bench_most(&o->grid.threads),
                                    .small_pages = o->grid.small_pages};
     int code = sealed_open(&b->ours, &params);
@@ -140,15 +141,14 @@ static int measure_all(const struct peer_options *o, const struct bench_shape *s
     if (!b)
         return bench_fail("samples", KVC_E_NOMEM);
     b->options = o;
-    size_t n_tables = o->grid.tables_given ? o->grid.tables.n : 1, n = 0;
+    size_t n_tables = o->grid.tables.n, n = 0;
     int code = BENCH_GO;
     for (size_t i = 0; i < n_shapes * n_tables && code == BENCH_GO; i++) {
         const struct bench_shape *shape = &shapes[i / n_tables];
-        const char *table =
-            o->grid.tables_given ? bench_tables[o->grid.tables.items[i % n_tables]] : NULL;
-        fprintf(stderr, "[%zu/%zu] %ld/%ld heads, %ld tokens, %s%s%s\n", i + 1, n_shapes * n_tables,
+        const char *table = bench_tables[o->grid.tables.items[i % n_tables]];
+        fprintf(stderr, "[%zu/%zu] %ld/%ld heads, %ld tokens, %s, %s\n", i + 1, n_shapes * n_tables,
                 shape->n_heads, shape->n_kv_heads, shape->n_kv, bench_formats[shape->format],
-                table ? ", " : "", table ? table : "");
+                table);
         code = measure_shape(b, shape, table, rows + n);
         n += o->layouts.n * o->grid.threads.n;
     }
@@ -162,10 +162,9 @@ int peer_run(const struct peer_options *options)
     struct bench_shape *shapes = NULL;
     size_t n_shapes;
     int code = bench_grid_shapes(&o.grid, "peer", &shapes, &n_shapes);
-    if (code == BENCH_GO && o.grid.tables_given)
+    if (code == BENCH_GO)
         code = bench_grid_check_tables(&o.grid);
-    size_t n_rows =
-        n_shapes * (o.grid.tables_given ? o.grid.tables.n : 1) * o.layouts.n * o.grid.threads.n;
+    size_t n_rows = n_shapes * o.grid.tables.n * o.layouts.n * o.grid.threads.n;
     struct peer_row *rows = code == BENCH_GO ? calloc(n_rows, sizeof *rows) : NULL;
     if (code == BENCH_GO)
         code = rows ? measure_all(&o, shapes, n_shapes, rows)
