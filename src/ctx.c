@@ -53,7 +53,8 @@ static const struct kvc_kernels *find_table(const char *name)
 
 static bool is_table_name(const char *name)
 {
-    return strcmp(name, "ref") == 0 || strcmp(name, "avx2") == 0 || strcmp(name, "avx512") == 0;
+    return strcmp(name, "ref") == 0 || strcmp(name, "avx2") == 0 || strcmp(name, "avx512") == 0 ||
+           strcmp(name, "vnni") == 0;
 }
 
 kvc_status kvc_ctx_create(const kvc_ctx_params *params, kvc_ctx **out)

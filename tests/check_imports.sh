@@ -3,7 +3,7 @@
 # and mathematics: it cannot print, exit, start a thread or allocate. Only contexts name the heap.
 set -euo pipefail
 
-allowed='^(kvc_.*|mem(cpy|set|move|cmp)|bcmp|str(cmp|len)|(exp|log|log1p|expm1|pow|tanh|rint|sqrt|ceil|floor|fmin|fmax)f?|sin|cos|sincos|__cpu_(model|indicator_init)|__popcountdi2|'
+allowed='^(kvc_.*|mem(cpy|set|move|cmp)|bcmp|str(cmp|len)|(exp|log|log1p|expm1|pow|tanh|rint|sqrt|ceil|floor|fmin|fmax)f?|sin|cos|sincos|__cpu_(model|features2|indicator_init)|__popcountdi2|'
 allowed+='_GLOBAL_OFFSET_TABLE_|__stack_chk_fail|__(memcpy|memset|memmove)_chk)$'
 heap='^(aligned_alloc|free)$'
 bad=0

@@ -193,7 +193,7 @@ static void touch(int stage)
 static void touched_bytes_are_accounted_for(void **state)
 {
     static const int fills[2] = {0xa5, 0x5a};
-    static unsigned char copies[2][4 << 20];
+    static unsigned char copies[2][8 << 20];
     const unsigned char *const pools[2] = {copies[0], copies[1]};
 
     (void)state;

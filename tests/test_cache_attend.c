@@ -59,14 +59,17 @@ static kvc_view outputs(float *data, size_t n)
                            (size_t)m.params.head_dim_v);
 }
 
-/* The documented bound without any allowance: 2e-5 of the largest output of the row. */
-static void expect_exact(const struct model_seq *s, int layer, const kvc_view *q,
-                         const kvc_view *out, double *worst)
+/* Attends and holds the outputs to the documented bound without any allowance: 2e-5 of the largest
+ * output of the row if exact, else 2e-4. */
+static void expect_bound(const struct model_seq *s, int layer, const kvc_view *q,
+                         const kvc_view *out, bool exact, double *worst)
 {
     static struct model_attention want;
     kvc_attend_options options;
 
     kvc_attend_options_default(m.cache, &options);
+    options.exact = exact;
+    assert_int_equal(kvc_attend(m.cache, s->handle, layer, q, &options, out, NULL), KVC_OK);
     for (size_t row = 0; row < q->n_tokens; row++)
         for (int head = 0; head < m.params.n_heads; head++) {
             double error = 0, largest = 0;
@@ -79,9 +82,9 @@ static void expect_exact(const struct model_seq *s, int layer, const kvc_view *q
                 largest = fmax(largest, fabs(want.out[d]));
                 assert_true(isfinite(got));
             }
-            *worst = fmax(*worst, error / largest);
+            worst[exact] = fmax(worst[exact], error / largest);
         }
-    assert_true(*worst <= 2e-5);
+    assert_true(worst[exact] <= (exact ? 2e-5 : 2e-4));
 }
 
 /* Known fault D1. */
@@ -90,7 +93,7 @@ static void every_head_size_equals_float64(void **state)
     static const int dims[] = {1, 2, 7, 40, 64, 72, 80, 96, 100, 112, 128, 256, 511, 512};
     const struct tables *tables = *state;
     const size_t n_dims = sizeof(dims) / sizeof(*dims);
-    double worst = 0;
+    double worst[2] = {0};
 
     for (size_t i = 0; i < n_dims * n_precisions * tables->n; i++) {
         kvc_cache_params p = drive_params();
@@ -115,12 +118,11 @@ static void every_head_size_equals_float64(void **state)
         drive_attend(&m, s, 0, 7, NULL, &rng);
         q = queries(q_data, 2, &rng);
         out = outputs(out_data, 2);
-        assert_int_equal(kvc_attend(m.cache, s->handle, 0, &q, NULL, &out, NULL), KVC_OK);
-        if (p.head_dim_v >= 40)
-            expect_exact(s, 0, &q, &out, &worst);
+        for (int exact = 0; exact < 2 && p.head_dim_v >= 40; exact++)
+            expect_bound(s, 0, &q, &out, exact, worst);
         model_close(&m);
     }
-    print_message("largest error %.2g of the largest output\n", worst);
+    print_message("largest error %.2g of the largest output, exact %.2g\n", worst[0], worst[1]);
 }
 
 static void long_sequences_equal_float64(void **state)
@@ -130,7 +132,7 @@ static void long_sequences_equal_float64(void **state)
     for (size_t i = 0; i < tables->n; i++) {
         kvc_cache_params p = drive_params();
         uint64_t rng = 3;
-        double worst = 0;
+        double worst[2] = {0};
         struct model_seq *s;
         kvc_view q, out;
 
@@ -140,9 +142,8 @@ static void long_sequences_equal_float64(void **state)
             for (size_t n_q = 1; n_q <= 19; n_q += 9) {
                 q = queries(q_data, n_q, &rng);
                 out = outputs(out_data, n_q);
-                assert_int_equal(kvc_attend(m.cache, s->handle, layer, &q, NULL, &out, NULL),
-                                 KVC_OK);
-                expect_exact(s, layer, &q, &out, &worst);
+                for (int exact = 0; exact < 2; exact++)
+                    expect_bound(s, layer, &q, &out, exact, worst);
             }
         model_close(&m);
     }
@@ -194,6 +195,7 @@ static void nothing_to_see_gives_zeros(void **state)
         o.accumulate = true;
         drive_remove(&m, s, 140, 147);
         drive_attend(&m, s, 0, 8, &o, &rng); /* three of the queries see no row */
+        drive_attend(&m, s, 0, 12, &o, &rng);
         drive_remove(&m, s, 0, 150);
         q = queries(q_data, 6, &rng);
         out = outputs(out_data, 6);
@@ -209,72 +211,86 @@ static void nothing_to_see_gives_zeros(void **state)
     }
 }
 
-/* Rows of a call of n queries, and of calls of fewer, are the same bits. */
+/* Rows of a call of n queries, and of calls of fewer, are the same bits: up to 16 rows of a KV
+ * head, two a query here, and from there on. */
 static void results_do_not_depend_on_the_number_of_queries(void **state)
 {
+    static const size_t most[] = {8, 40};
     const struct tables *tables = *state;
 
-    for (size_t i = 0; i < tables->n; i++) {
-        enum { N_Q = 40 };
+    for (size_t i = 0; i < 2 * tables->n; i++) {
+        const size_t n_q = most[i % 2];
         uint64_t rng = 6;
-        struct model_seq *s = start_mixed(tables->ctx[i], drive_params(), 3000, &rng);
-        const kvc_view all_q = queries(q_data, N_Q, &rng), all_out = outputs(want_data, N_Q);
+        struct model_seq *s = start_mixed(tables->ctx[i / 2], drive_params(), 3000, &rng);
+        const kvc_view all_q = queries(q_data, n_q, &rng), all_out = outputs(want_data, n_q);
 
         assert_int_equal(kvc_attend(m.cache, s->handle, 0, &all_q, NULL, &all_out, want_lse),
                          KVC_OK);
-        for (size_t n = 1; n < N_Q; n++) {
+        for (size_t n = n_q > 8 ? 9 : 1; n < n_q; n++) {
             kvc_view q = all_q;
             const kvc_view out = outputs(out_data, n);
 
             q.n_tokens = n;
-            q.data = q_data + (N_Q - n) * all_q.token_stride;
+            q.data = q_data + (n_q - n) * all_q.token_stride;
             assert_int_equal(kvc_attend(m.cache, s->handle, 0, &q, NULL, &out, lse_data), KVC_OK);
-            assert_memory_equal(out_data, want_data + (N_Q - n) * all_out.token_stride,
+            assert_memory_equal(out_data, want_data + (n_q - n) * all_out.token_stride,
                                 n * all_out.token_stride * sizeof(float));
-            assert_memory_equal(lse_data, want_lse + (N_Q - n) * 4, n * 4 * sizeof(float));
+            assert_memory_equal(lse_data, want_lse + (n_q - n) * 4, n * 4 * sizeof(float));
         }
         model_close(&m);
     }
 }
 
-/* Queries that come with their tokens, one by one, see what they see in one call. */
+/* Queries that come with their tokens, n at a time. */
+static void attend_in_steps(struct model_seq *s, size_t n, const kvc_view *k, const kvc_view *v,
+                            const kvc_view *q, const kvc_view *out)
+{
+    drive_truncate(&m, s, 0);
+    for (size_t t = 0; t < q->n_tokens; t += n) {
+        kvc_view step[4] = {*k, *v, *q, *out};
+
+        for (int i = 0; i < 4; i++) {
+            step[i].n_tokens = n < q->n_tokens - t ? n : q->n_tokens - t;
+            step[i].data = (float *)step[i].data + t * step[i].token_stride;
+        }
+        drive_add(&m, s, NULL, (int)step[0].n_tokens);
+        drive_append(&m, s, 0, &step[0], &step[1]);
+        assert_int_equal(kvc_attend(m.cache, s->handle, 0, &step[2], NULL, &step[3], NULL), KVC_OK);
+    }
+}
+
+/* They see the same in steps of up to 16 rows of a KV head, and in larger ones. */
 static void results_do_not_depend_on_the_size_of_a_step(void **state)
 {
     enum { N = 100 };
+    static const size_t sizes[2][3] = {{1, 7, 8}, {N, 25, 10}};
+    const struct tables *tables = *state;
     kvc_cache_params p = drive_params();
     static float rows[N * 2 * (16 + 8)];
     const kvc_view k = kvc_view_packed(rows, KVC_DTYPE_F32, N, 2, 16);
     const kvc_view v = kvc_view_packed(rows + N * 2 * 16, KVC_DTYPE_F32, N, 2, 8);
     uint64_t rng = 7;
-    kvc_view all_q, all_out;
-    struct model_seq *s;
 
     fill_view(&k, &rng, 1);
     fill_view(&v, &rng, 1);
     p.n_layers = 1;
     p.recent_tokens = N;
-    drive_start(&m, best(state), p, 1 << 20);
-    s = drive_create(&m);
-    drive_add(&m, s, NULL, N);
-    drive_append(&m, s, 0, &k, &v);
-    all_q = queries(q_data, N, &rng);
-    all_out = outputs(want_data, N);
-    assert_int_equal(kvc_attend(m.cache, s->handle, 0, &all_q, NULL, &all_out, NULL), KVC_OK);
-    drive_truncate(&m, s, 0);
-    for (size_t t = 0; t < N; t++) {
-        kvc_view one_k = k, one_v = v, q = all_q, out = outputs(out_data, 1);
+    for (size_t i = 0; i < 2 * tables->n; i++) {
+        struct model_seq *s;
+        kvc_view q, want, out;
 
-        one_k.n_tokens = one_v.n_tokens = q.n_tokens = 1;
-        one_k.data = rows + t * k.token_stride;
-        one_v.data = rows + N * 2 * 16 + t * v.token_stride;
-        q.data = q_data + t * q.token_stride;
-        drive_add(&m, s, NULL, 1);
-        drive_append(&m, s, 0, &one_k, &one_v);
-        assert_int_equal(kvc_attend(m.cache, s->handle, 0, &q, NULL, &out, NULL), KVC_OK);
-        assert_memory_equal(out_data, want_data + t * all_out.token_stride,
-                            all_out.token_stride * sizeof(float));
+        drive_start(&m, tables->ctx[i / 2], p, 1 << 20);
+        s = drive_create(&m);
+        q = queries(q_data, N, &rng);
+        want = outputs(want_data, N);
+        out = outputs(out_data, N);
+        attend_in_steps(s, sizes[i % 2][0], &k, &v, &q, &want);
+        for (int j = 1; j < 3; j++) {
+            attend_in_steps(s, sizes[i % 2][j], &k, &v, &q, &out);
+            assert_memory_equal(out_data, want_data, N * out.token_stride * sizeof(float));
+        }
+        model_close(&m);
     }
-    model_close(&m);
 }
 
 /* Runs the tasks last to first. */

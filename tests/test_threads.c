@@ -188,7 +188,7 @@ static void thread_each(void *user, size_t n_tasks, void (*task)(void *arg, size
 
 static void one_cache_may_use_many_threads(void **state)
 {
-    static const char *const names[] = {"ref", "avx2", "avx512"};
+    static const char *const names[] = {"ref", "avx2", "avx512", "vnni"};
 
     (void)state;
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {

@@ -247,7 +247,7 @@ int long_command(int argc, char **argv)
         {"json", ARG_FLAG, &o.json, "", "print JSON instead of a table", 0, 0},
         {"threads", ARG_INTEGER, &o.threads, "N", "0: as many as there are processors (0)", 0,
          1024},
-        {"kernels", ARG_CHOICE, &o.kernels, "ref|avx2|avx512", "of libkvc (the best)", 0, 0},
+        {"kernels", ARG_CHOICE, &o.kernels, "ref|avx2|avx512|vnni", "of libkvc (the best)", 0, 0},
     };
     const size_t n_args = sizeof(args) / sizeof(*args);
     struct long_run run = {.o = &o};

@@ -46,7 +46,7 @@ static bool set_repeat(void *options, const char *value)
 
 static bool set_kernels(void *options, const char *value)
 {
-    static const char *const names[] = {"ref", "avx2", "avx512"};
+    static const char *const names[] = {"ref", "avx2", "avx512", "vnni"};
     struct compress_options *o = options;
     struct bench_list list;
     if (!bench_parse_names(value, names, sizeof names / sizeof *names, &list) || list.n != 1)
@@ -70,7 +70,7 @@ static const struct bench_option option_table[] = {
     {"--tokens", "N", "visual tokens, 16 to 8192; default 576", set_tokens},
     {"--window", "N", "rows and columns that merging looks, 1 to 8192; default 4", set_window},
     {"--repeat", "N", "measured runs of each step, 1 to 1000; default 10", set_repeat},
-    {"--kernels", "NAME", "ref, avx2 or avx512; default the best of this CPU", set_kernels},
+    {"--kernels", "NAME", "ref, avx2, avx512 or vnni; default the best of this CPU", set_kernels},
     {"--json", NULL, "print JSON instead of a table", set_json},
 };
 

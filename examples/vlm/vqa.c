@@ -356,7 +356,7 @@ int vqa_command(int argc, char **argv)
         {"overlay", ARG_TEXT, &o.overlay, "FILE",
          "write a PNG: pruned patches dark, merged blue, those that hold others framed", 0, 0},
         {"json", ARG_FLAG, &o.json, "", "print one JSON object", 0, 0},
-        {"kernels", ARG_CHOICE, &o.kernels, "ref|avx2|avx512", "of libkvc (the best)", 0, 0},
+        {"kernels", ARG_CHOICE, &o.kernels, "ref|avx2|avx512|vnni", "of libkvc (the best)", 0, 0},
     };
     const size_t n_args = sizeof(args) / sizeof(*args);
     struct failure failure;

@@ -148,7 +148,8 @@ typedef struct kvc_ctx_params {
     kvc_allocator allocator;           /**< zeros: malloc and free */
     kvc_parallel_for_fn *parallel_for; /**< NULL: everything runs in the calling thread */
     void *parallel_user;               /**< passed to parallel_for */
-    const char *kernels; /**< NULL: the best table of this CPU; or "ref", "avx2", "avx512" */
+    const char
+        *kernels; /**< NULL: the best table of this CPU; or "ref", "avx2", "avx512", "vnni" */
 } kvc_ctx_params;
 
 /** A kernel table, an allocator and a way to use threads. Opaque. */
@@ -179,7 +180,7 @@ KVC_API void kvc_ctx_destroy(kvc_ctx *ctx);
  * The kernel table in use.
  *
  * @param ctx  A context; NULL gives "".
- * @return "ref", "avx2" or "avx512"; static text.
+ * @return "ref", "avx2", "avx512" or "vnni"; static text.
  */
 KVC_API const char *kvc_ctx_kernels(const kvc_ctx *ctx);
 

@@ -155,6 +155,7 @@ typedef struct kvc_attend_options {
     float softcap;      /**< > 0: logit = softcap * tanh(logit / softcap); 0 (default): none */
     int64_t window;     /**< > 0: of a query at t, keys t - window + 1 ... t; 0 (default): all */
     bool accumulate;    /**< add the masses to the scores, if any are kept; default false */
+    bool exact;         /**< products with codes of floats, not of 16-bit integers; default false */
 } kvc_attend_options;
 
 /** One sequence of a batch. */
@@ -565,14 +566,23 @@ static inline void kvc_attend_options_default(const kvc_cache *cache, kvc_attend
  *     lse[h]  = ln sum_j exp(s[h][j])
  *     out[h]  = sum_j exp(s[h][j] - lse[h]) v[h / g][j]
  *
- * Computed in fp32; against float64 on the stored values the error is at most 2e-5 + 2e-7 max |s|
- * of the largest output of the row (of the weighted sum of |v| where values cancel): logits of
- * hundreds are rounded coarsely. Where a transform or CHANNEL parameters take something off K, |s|
- * is that of the parts: of scale |q| |mean|, of |Q'| |K'|, and of the largest key of the page. The
- * result does not depend on parallel_for, nor on how many queries one call holds, bit for bit. A
- * query that sees no row gets zeros and lse -inf. The last probe_rows query rows are kept for
- * kvc_seq_read_probes(). A row that policies merged (policy.h) has its bias added to s after the
- * softcap.
+ * Sums are fp32. Against float64 on the stored values the error of an exact call is at most 2e-5 +
+ * 2e-7 max |s| of the largest output of the row (of the weighted sum of |v| where values cancel):
+ * logits of hundreds are rounded coarsely. Where a transform or CHANNEL parameters take something
+ * off K, |s| is that of the parts: of scale |q| |mean|, of |Q'| |K'|, and of the largest key of the
+ * page.
+ *
+ * By default, products with codes of sealed pages are those of 16-bit integers where this is
+ * faster: q, and the weights times the scales of v of 4 pages, are rounded to 2^-16 of the largest
+ * of them (2^-31 of it where one of them outweighs the others). The error is at most 2e-4 of the
+ * largest output. A logit is off by at most 2^-16 scale max |q| sum |k|, which is more than it
+ * should be only if a key is largest, by far, in a channel in which the query is smallest.
+ *
+ * The result does not depend on parallel_for, bit for bit, nor on how many queries one call holds,
+ * as long as they are one or n_q g <= 16, or else n_q g > 16: many rows are computed in another
+ * order, always in floats. A query that sees no row gets zeros and lse -inf. The last probe_rows
+ * query rows are kept for kvc_seq_read_probes(). A row that policies merged (policy.h) has its bias
+ * added to s after the softcap.
  *
  * @param cache     A cache.
  * @param seq       Every announced token has its K and V in this layer.
@@ -589,8 +599,9 @@ static inline void kvc_attend_options_default(const kvc_cache *cache, kvc_attend
  * @retval KVC_E_ARG  @p seq is not alive, rows are missing, or a shape, stride or option is wrong.
  *                    Nothing was written.
  *
- * Cost: reads each page that a query can see once for each tile of 16 query rows (query heads of
- * one KV head share it). Source: online softmax, arXiv 1805.02867; split keys, arXiv 2311.01282.
+ * Cost: reads each page that a query can see once for each 16 query rows, or 64 of many (query
+ * heads of one KV head share it). Source: online softmax, arXiv 1805.02867; split keys, arXiv
+ * 2311.01282.
  */
 KVC_API kvc_status kvc_attend(kvc_cache *cache, kvc_seq seq, int32_t layer, const kvc_view *q,
                               const kvc_attend_options *options, const kvc_view *out, float *lse);

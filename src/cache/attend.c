@@ -2,9 +2,10 @@
  * attend.c - attention over the pages of sequences.
  *
  * The pages of a sequence (its strip first) form blocks of KVC_TILE_PAGES. The query rows of one KV
- * head (token t, head g is row t * group + g) form tiles of KVC_TILE_ROWS. A block gives a tile a
- * partial result, and partial results are added in ascending order: so how the work is divided, by
- * blocks or not, changes no bit.
+ * head (token t, head g is row t * group + g) form tiles: of KVC_TILE_ROWS, or, where several
+ * tokens fill more than one such tile, of up to KVC_BLOCK_ROWS, for which there is another kernel.
+ * A block gives a tile a partial result, and partial results are added in ascending order: so how
+ * the work is divided, by blocks or not, changes no bit.
  */
 #include <math.h>
 #include <string.h>
@@ -26,11 +27,26 @@ static size_t up16(size_t n)
     return (n + 15) & ~(size_t)15;
 }
 
+/* Rows of the tiles of large calls; KVC_TILE_ROWS: no append is large enough for others. */
+static int32_t block_rows(const kvc_cache_params *p)
+{
+    const int64_t most = (int64_t)p->max_append * (p->n_heads / p->n_kv_heads);
+    return most < KVC_BLOCK_ROWS ? (int32_t)up16((size_t)most) : KVC_BLOCK_ROWS;
+}
+
+static size_t work_floats(const kvc_cache_params *p)
+{
+    const size_t d_k = (size_t)p->head_dim_k, n_rows = (size_t)block_rows(p);
+    const size_t tile = kvc_attend_work_size(d_k);
+    const size_t block = kvc_block_work_size(d_k, (size_t)p->head_dim_v, n_rows);
+    return up16(n_rows > KVC_TILE_ROWS && block > tile ? block : tile);
+}
+
 size_t kvc_attend_lane_floats(const kvc_cache_params *p)
 {
     const size_t d_k = (size_t)p->head_dim_k, d_v = (size_t)p->head_dim_v;
-    return KVC_TILE_ROWS * (kvc_attend_stride(d_k) + 2 * kvc_attend_stride(d_v) + 6) +
-           up16(kvc_attend_work_size(d_k)) + (size_t)KVC_TILE_PAGES * KVC_PAGE_ROWS;
+    return (size_t)block_rows(p) * (kvc_attend_stride(d_k) + 2 * kvc_attend_stride(d_v) + 6) +
+           work_floats(p) + (size_t)KVC_TILE_PAGES * KVC_PAGE_ROWS;
 }
 
 /* Scratch of one task at a time. */
@@ -51,19 +67,20 @@ static struct lane lane_at(const kvc_cache *cache, size_t i)
 {
     const size_t s_k = kvc_attend_stride((size_t)cache->params.head_dim_k);
     const size_t s_v = kvc_attend_stride((size_t)cache->params.head_dim_v);
+    const size_t n_rows = (size_t)block_rows(&cache->params);
     float *at = cache->lanes + i * cache->lane_floats;
     struct lane lane;
-    lane.q = take(&at, KVC_TILE_ROWS * s_k);
-    lane.sum.o = take(&at, KVC_TILE_ROWS * s_v);
-    lane.part.o = take(&at, KVC_TILE_ROWS * s_v);
-    lane.work = take(&at, up16(kvc_attend_work_size((size_t)cache->params.head_dim_k)));
+    lane.q = take(&at, n_rows * s_k);
+    lane.sum.o = take(&at, n_rows * s_v);
+    lane.part.o = take(&at, n_rows * s_v);
+    lane.work = take(&at, work_floats(&cache->params));
     lane.mass = take(&at, (size_t)KVC_TILE_PAGES * KVC_PAGE_ROWS);
-    lane.sum.m = take(&at, KVC_TILE_ROWS);
-    lane.sum.l = take(&at, KVC_TILE_ROWS);
-    lane.part.m = take(&at, KVC_TILE_ROWS);
-    lane.part.l = take(&at, KVC_TILE_ROWS);
-    lane.lse = take(&at, KVC_TILE_ROWS);
-    lane.shift_room = take(&at, KVC_TILE_ROWS);
+    lane.sum.m = take(&at, n_rows);
+    lane.sum.l = take(&at, n_rows);
+    lane.part.m = take(&at, n_rows);
+    lane.part.l = take(&at, n_rows);
+    lane.lse = take(&at, n_rows);
+    lane.shift_room = take(&at, n_rows);
     lane.shift = NULL;
     return lane;
 }
@@ -106,8 +123,8 @@ struct tile {
 static struct tile tile_at(const kvc_cache *cache, const struct kvc_attend_info *info,
                            int32_t kv_head, int32_t i)
 {
-    const int32_t first = i * KVC_TILE_ROWS, all = info->n_q * cache->group;
-    return (struct tile){info, kv_head, first, kvc_min32(all - first, KVC_TILE_ROWS)};
+    const int32_t first = i * info->tile_rows, all = info->n_q * cache->group;
+    return (struct tile){info, kv_head, first, kvc_min32(all - first, info->tile_rows)};
 }
 
 /* Rows of a tile that belong to one token: row r is query head `head` of token `token`. */
@@ -170,12 +187,16 @@ static void finish(const kvc_cache *cache, const struct tile *tile,
     }
 }
 
+/* Pages of the next block that a kernel hears of. */
+enum { PAGES_AFTER = 4 };
+
 /* What a block looks like to a tile. */
 struct block {
     struct kvc_attend_page pages[KVC_TILE_PAGES];
     struct kvc_column *columns[KVC_TILE_PAGES]; /* NULL: the strip */
-    uint64_t masks[KVC_TILE_PAGES][KVC_TILE_ROWS];
-    uint32_t n_pages;
+    uint64_t masks[KVC_TILE_PAGES][KVC_BLOCK_ROWS];
+    struct kvc_attend_page after[PAGES_AFTER]; /* of the next block */
+    uint32_t n_pages, n_after;
 };
 
 /* The ordinal of query row r of a tile. */
@@ -195,23 +216,45 @@ static void visible(const struct call *call, const struct tile *tile, int32_t r,
         call->options.window > 0 && call->options.window <= at ? *last - call->options.window : 0;
 }
 
+/* The live rows of a page (of the strip, if e is NULL) that query row r of a tile sees. */
+static uint64_t seen_rows(const struct call *call, const struct tile *tile,
+                          const struct kvc_column *column, const struct kvc_entry *e, int32_t r)
+{
+    const int32_t pair = kvc_pair(call->cache, call->layer, tile->kv_head);
+    int64_t first, last;
+    visible(call, tile, r, &first, &last);
+    return e ? e->live & kvc_entry_range(call->cache, column, pair, first, last)
+             : tile->info->seq->strip_live & kvc_bits(first, last);
+}
+
+/* Whether what the first and the last row of a tile see overlaps or meets: then a page of which
+ * they see the same is the same for all rows, because ranges ascend. */
+static bool ranges_meet(const struct call *call, const struct tile *tile)
+{
+    int64_t first, last, end;
+    visible(call, tile, 0, &first, &end);
+    visible(call, tile, tile->n_rows - 1, &first, &last);
+    return first <= end;
+}
+
 static void add_page(const struct call *call, const struct tile *tile, struct block *block,
-                     struct kvc_column *column)
+                     uint32_t slot, struct kvc_column *column)
 {
     const kvc_cache *cache = call->cache;
     const int32_t pair = kvc_pair(cache, call->layer, tile->kv_head);
     const struct kvc_entry *e = column ? &column->entries[pair] : NULL;
     const uint64_t live = e ? e->live : tile->info->seq->strip_live;
     uint64_t *masks = block->masks[block->n_pages];
-    uint64_t any = 0;
+    uint64_t any;
 
     if (live == 0)
         return;
-    for (int32_t r = 0; r < tile->n_rows; r++) {
-        int64_t first, last;
-        visible(call, tile, r, &first, &last);
-        masks[r] =
-            live & (e ? kvc_entry_range(cache, column, pair, first, last) : kvc_bits(first, last));
+    any = masks[0] = seen_rows(call, tile, column, e, 0);
+    const bool alike =
+        ranges_meet(call, tile) && masks[0] == seen_rows(call, tile, column, e, tile->n_rows - 1);
+    for (int32_t r = 1; r < tile->n_rows; r++) {
+        const bool same_token = (tile->first + r) % cache->group != 0;
+        masks[r] = alike || same_token ? masks[r - 1] : seen_rows(call, tile, column, e, r);
         any |= masks[r];
     }
     if (any == 0)
@@ -221,6 +264,7 @@ static void add_page(const struct call *call, const struct tile *tile, struct bl
     block->pages[block->n_pages++] = (struct kvc_attend_page){
         .data = e ? kvc_page_data(cache, e->page) : kvc_strip(cache, tile->info->seq, pair),
         .layout = e ? kvc_page_layout_of(cache, e->page) : &cache->layouts[KVC_LAYOUT_STRIP],
+        .slot = slot,
         .n_rows = e ? e->n_rows
                     : (uint32_t)kvc_min32(tile->info->seq->n_tokens, cache->params.sink_tokens),
         .mask = masks,
@@ -235,9 +279,18 @@ static void find_block(const struct call *call, const struct tile *tile, int32_t
     const int32_t strip = cache->params.sink_tokens > 0;
     const int32_t end = kvc_min32((i + 1) * KVC_TILE_PAGES, tile->info->n_pages);
 
-    block->n_pages = 0;
+    block->n_pages = block->n_after = 0;
+    for (int32_t p = end; p < kvc_min32(end + PAGES_AFTER, tile->info->n_pages); p++) {
+        const struct kvc_entry *e = &kvc_slot(cache, tile->info->seq, p - strip)
+                                         ->entries[kvc_pair(cache, call->layer, tile->kv_head)];
+        if (e->live)
+            block->after[block->n_after++] =
+                (struct kvc_attend_page){.data = kvc_page_data(cache, e->page),
+                                         .layout = kvc_page_layout_of(cache, e->page)};
+    }
     for (int32_t p = i * KVC_TILE_PAGES; p < end; p++)
-        add_page(call, tile, block, p < strip ? NULL : kvc_slot(cache, tile->info->seq, p - strip));
+        add_page(call, tile, block, (uint32_t)(p % KVC_TILE_PAGES),
+                 p < strip ? NULL : kvc_slot(cache, tile->info->seq, p - strip));
 }
 
 static struct kvc_attend_tile kernel_tile(const struct call *call, const struct tile *tile,
@@ -248,6 +301,9 @@ static struct kvc_attend_tile kernel_tile(const struct call *call, const struct 
         .pages = block->pages,
         .n_pages = block->n_pages,
         .n_rows = (uint32_t)tile->n_rows,
+        .after = block->after,
+        .n_after = block->n_after,
+        .exact = call->options.exact,
         .q = lane->q,
         .scale = call->options.scale,
         .softcap = call->options.softcap,
@@ -280,7 +336,10 @@ static void attend_block(const struct call *call, const struct tile *tile, const
         job.page_m = pages;
         job.page_l = pages + (size_t)KVC_TILE_PAGES * (size_t)tile->n_rows;
     }
-    call->cache->ctx->k->attend_pages(&call->cache->ctx->queue, &job);
+    if (tile->info->tile_rows > KVC_TILE_ROWS)
+        call->cache->ctx->k->attend_block(&call->cache->ctx->queue, &job);
+    else
+        call->cache->ctx->k->attend_pages(&call->cache->ctx->queue, &job);
 }
 
 static void merge(const kvc_cache *cache, struct kvc_attend_part *into,
@@ -312,7 +371,8 @@ static float log_weight(const kvc_cache *cache, const struct kvc_sequence *seq, 
     return (float)(ordinal - seq->score_base) * -logf(cache->params.score_decay);
 }
 
-static void score_tile(const struct call *call, const struct tile *tile, const struct lane *lane)
+/* At most KVC_TILE_ROWS rows, those at the start of the lane. */
+static void score_rows(const struct call *call, const struct tile *tile, const struct lane *lane)
 {
     for (int32_t r = 0; r < tile->n_rows; r++)
         lane->lse[r] -= log_weight(call->cache, tile->info->seq, query_at(call, tile, r));
@@ -325,6 +385,21 @@ static void score_tile(const struct call *call, const struct tile *tile, const s
         memset(lane->mass, 0, sizeof(float) * block.n_pages * KVC_PAGE_ROWS);
         call->cache->ctx->k->mass_pages(&call->cache->ctx->queue, &job, lane->lse, lane->mass);
         add_scores(call, tile, &block, lane->mass);
+    }
+}
+
+static void score_tile(const struct call *call, const struct tile *tile, const struct lane *lane)
+{
+    const size_t stride = kvc_attend_stride((size_t)call->cache->params.head_dim_k);
+    for (int32_t r = 0; r < tile->n_rows; r += KVC_TILE_ROWS) {
+        struct tile part = *tile;
+        struct lane at = *lane;
+        part.first += r;
+        part.n_rows = kvc_min32(tile->n_rows - r, KVC_TILE_ROWS);
+        at.q += (size_t)r * stride;
+        at.lse += r;
+        at.shift = lane->shift ? lane->shift + r : NULL;
+        score_rows(call, &part, &at);
     }
 }
 
@@ -506,7 +581,7 @@ static bool item_ok(const kvc_cache *cache, const kvc_attend_item *item, int32_t
            item->out->head_dim == (size_t)p->head_dim_v &&
            item->q->n_tokens == item->out->n_tokens &&
            item->q->n_tokens <= (size_t)(seq->n_tokens - seq->merged_end) &&
-           item->q->n_tokens <= (size_t)(INT32_MAX - KVC_TILE_ROWS) / (size_t)cache->group;
+           item->q->n_tokens <= (size_t)(INT32_MAX - KVC_BLOCK_ROWS) / (size_t)cache->group;
 }
 
 /* Largest ln of a weight: before it is passed, all scores of the sequence are scaled down. */
@@ -553,7 +628,10 @@ static void plan(struct call *call, const kvc_attend_item *items, size_t n_items
         };
         info->n_blocks = (info->n_pages + KVC_TILE_PAGES - 1) / KVC_TILE_PAGES;
         info->n_blocks = info->n_blocks ? info->n_blocks : 1;
-        info->n_tiles = (info->n_q * cache->group + KVC_TILE_ROWS - 1) / KVC_TILE_ROWS;
+        const int32_t n_rows = info->n_q * cache->group;
+        info->tile_rows =
+            info->n_q > 1 && n_rows > KVC_TILE_ROWS ? block_rows(&cache->params) : KVC_TILE_ROWS;
+        info->n_tiles = (n_rows + info->tile_rows - 1) / info->tile_rows;
         info->split = info->n_q == 1 && !call->score_passes;
         call->n_parts += info->split ? (size_t)info->n_blocks : 0;
         call->n_units += units_of(call, info);

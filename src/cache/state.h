@@ -135,7 +135,7 @@ struct kvc_attend_info {
     struct kvc_sequence *seq;
     const kvc_attend_item *item;
     int32_t n_q, n_pages, n_blocks; /* the strip counts as a page */
-    int32_t n_tiles;                /* of the query rows of one KV head */
+    int32_t n_tiles, tile_rows;     /* of the query rows of one KV head */
     bool split;                     /* one task a block, else one a tile or KV head */
     size_t first_unit, first_part;
 };

@@ -172,6 +172,7 @@ struct kvc_attend_page {
     const uint8_t *data;
     const struct kvc_page_layout *layout;
     uint32_t n_rows;      /* rows that hold something */
+    uint32_t slot;        /* its number among all pages of the tile, left out or not; ascending */
     const uint64_t *mask; /* [rows of the tile]: the page's rows that each query row sees */
     const float *bias;    /* [64], or NULL: of each row, added to its logit after the softcap */
 };
@@ -184,12 +185,18 @@ struct kvc_attend_page {
  *     m = max s, l = sum exp(s - m), o = sum exp(s - m) v
  *
  * Nothing seen: m = -inf, l = 0, o = 0. Rows outside a mask may hold anything, NaN too. The
- * arithmetic of a query row does not depend on the other rows. fp32; each table has its own order
- * of sums.
+ * arithmetic of a query row does not depend on the other rows, nor on pages that it does not see.
+ * fp32; each table has its own order of sums. A tile that is not exact lets a table take products
+ * with codes of 16-bit integers: q, and the weights of the pages whose slot / 4 is the same, round
+ * to such.
  */
 struct kvc_attend_tile {
     const struct kvc_attend_page *pages;
     uint32_t n_pages, n_rows;
+    const struct kvc_attend_page
+        *after;       /* [n_after]: what will be attended next, so that a kernel */
+    uint32_t n_after; /* may ask for it; only data and layout are set */
+    bool exact;
     const float *q; /* [n_rows][stride], pads 0; stride is kvc_attend_stride(d_k) */
     float scale, softcap;
     const float *shift; /* [n_rows], or NULL: zeros */
@@ -209,11 +216,33 @@ static inline size_t kvc_attend_stride(size_t d)
     return (d + 15) & ~(size_t)15;
 }
 
-/* A tile of 16 rows of K or of 16 channels of V as floats, query rows, and scores. */
+/* A tile of 16 rows of K or of 16 channels of V as floats, and for each query row: itself as
+ * floats and twice as integers; 64 products, 256 scores, and 256 weights as 16-bit integers. */
 static inline size_t kvc_attend_work_size(size_t d_k)
 {
+    const size_t integers = ((d_k + 127) & ~(size_t)127);
     return 16 * kvc_attend_stride(d_k > KVC_PAGE_ROWS ? d_k : KVC_PAGE_ROWS) +
-           KVC_TILE_ROWS * (kvc_attend_stride(d_k) + KVC_PAGE_ROWS);
+           KVC_TILE_ROWS * (kvc_attend_stride(d_k) + integers + (size_t)7 * KVC_PAGE_ROWS);
+}
+
+/*
+ * The same for many query rows, which share the work of unpacking a page: at most KVC_BLOCK_ROWS.
+ * A row gives other bits than attend_pages(), but depends on its neighbours as little. Values of
+ * unsealed pages are as finite as those of sealed ones: NaN and Inf that a row sees count as the
+ * largest half. o has room for kvc_attend_stride(n_rows) rows, and work is
+ * kvc_block_work_size() floats.
+ */
+#define KVC_BLOCK_ROWS 64
+
+typedef kvc_status kvc_attend_block_fn(const struct kvc_queue *queue,
+                                       const struct kvc_attend_tile *tile);
+
+/* Transposed query rows, one side of a page as floats, and scores. */
+static inline size_t kvc_block_work_size(size_t d_k, size_t d_v, size_t n_rows)
+{
+    const size_t s_k = kvc_attend_stride(d_k), s_v = kvc_attend_stride(d_v);
+    return kvc_attend_stride(n_rows) * (s_k + KVC_PAGE_ROWS) +
+           KVC_PAGE_ROWS * (s_k > s_v ? s_k : s_v);
 }
 
 /* mass[page][token] += sum over the tile's rows of exp(s - lse[row]); rows whose lse is not finite
@@ -302,6 +331,7 @@ struct kvc_kernels {
     kvc_move_rows_fn *move_rows;
     kvc_clear_page_fn *clear_page;
     kvc_attend_pages_fn *attend_pages;
+    kvc_attend_block_fn *attend_block;
     kvc_mass_pages_fn *mass_pages;
     kvc_merge_parts_fn *merge_parts;
     kvc_finish_rows_fn *finish_rows;
@@ -316,6 +346,7 @@ struct kvc_kernels {
 extern const struct kvc_kernels kvc_kernels_ref;
 extern const struct kvc_kernels kvc_kernels_avx2;
 extern const struct kvc_kernels kvc_kernels_avx512;
+extern const struct kvc_kernels kvc_kernels_vnni;
 
 /* One line a variant. */
 kvc_range_rows_fn kvc_range_rows_ref, kvc_range_rows_avx2, kvc_range_rows_avx512;
@@ -333,8 +364,11 @@ kvc_seal_page_fn kvc_seal_page_ref, kvc_seal_page_avx2, kvc_seal_page_avx512;
 kvc_read_page_fn kvc_read_page_ref, kvc_read_page_avx2, kvc_read_page_avx512;
 kvc_move_rows_fn kvc_move_rows_ref;
 kvc_clear_page_fn kvc_clear_page_ref;
-kvc_attend_pages_fn kvc_attend_pages_ref, kvc_attend_pages_avx2, kvc_attend_pages_avx512;
-kvc_mass_pages_fn kvc_mass_pages_ref, kvc_mass_pages_avx2, kvc_mass_pages_avx512;
+kvc_attend_pages_fn kvc_attend_pages_ref, kvc_attend_pages_avx2, kvc_attend_pages_avx512,
+    kvc_attend_pages_vnni;
+kvc_attend_block_fn kvc_attend_block_ref, kvc_attend_block_avx2, kvc_attend_block_avx512;
+kvc_mass_pages_fn kvc_mass_pages_ref, kvc_mass_pages_avx2, kvc_mass_pages_avx512,
+    kvc_mass_pages_vnni;
 kvc_merge_parts_fn kvc_merge_parts_ref, kvc_merge_parts_avx2, kvc_merge_parts_avx512;
 kvc_finish_rows_fn kvc_finish_rows_ref, kvc_finish_rows_avx2, kvc_finish_rows_avx512;
 kvc_dot_rows_fn kvc_dot_rows_ref, kvc_dot_rows_avx2, kvc_dot_rows_avx512;

@@ -26,13 +26,15 @@ static void make_query(const struct cache_model *m, const kvc_view *q, size_t ro
 static double logit(const struct cache_model *m, const float *k, const struct query *q,
                     const kvc_attend_options *options, double *magnitude)
 {
-    double dot = 0, size = 0, norm = 0;
+    double dot = 0, size = 0, norm = 0, peak = 0;
 
+    for (int d = 0; d < m->params.head_dim_k && !options->exact; d++)
+        peak = fmax(peak, fabs(q->q[d]));
     for (int d = 0; d < m->params.head_dim_k; d++) {
         const double product = q->q[d] * (double)k[d];
 
         dot += product;
-        size += fabs(product);
+        size += options->exact ? fabs(product) : peak * fabs((double)k[d]);
         norm += (double)k[d] * (double)k[d];
     }
     if (model_transforms(m, 0)) /* what rotation and shift round to is relative to more */
@@ -70,7 +72,7 @@ void model_attention(const struct cache_model *m, const struct model_seq *s, int
     const int64_t query = s->n_tokens - (int64_t)q->n_tokens + (int64_t)row;
     const int64_t first =
         options->window > 0 && query >= options->window ? query - options->window + 1 : 0;
-    double max = -INFINITY, sum = 0, magnitude = 0, largest = 0, spread = 0, norm = 0;
+    double max = -INFINITY, sum = 0, magnitude = 0, largest = 0, spread = 0, norm = 0, farthest = 0;
     struct query made;
 
     make_query(m, q, row, layer, head, &made);
@@ -99,6 +101,7 @@ void model_attention(const struct cache_model *m, const struct model_seq *s, int
             if (want->mass[t] > 0) {
                 out += want->mass[t] * v;
                 size += want->mass[t] * fabs(v);
+                farthest = fmax(farthest, fabs(v));
             }
         }
         want->out[d] = out;
@@ -112,10 +115,14 @@ void model_attention(const struct cache_model *m, const struct model_seq *s, int
         for (int d = 0; d < m->params.head_dim_v; d++)
             largest = fmax(largest, fabs(want->out[d]));
     }
-    /* Where values or products cancel, fp32 is held to a few ulp of what cancels. */
-    want->tolerance = 2e-5 * fmax(largest, 0.05 * spread) + 0x1p-21 * magnitude * spread + 0x1p-126;
-    want->mass_error = 0x1p-20 * magnitude;
-    want->lse_tolerance = 1e-5 * fmax(1, fabs(want->lse)) + 0x1p-21 * magnitude;
+    /* Where values or products cancel, fp32 is held to a few ulp of what cancels, and products of
+     * 16-bit integers to one of theirs; those lose weights of 2^-31 of the largest. */
+    const bool exact = options->exact;
+    const double ulps = (exact ? 0x1p-21 : 0x1p-16) * magnitude;
+    want->tolerance = (exact ? 2e-5 : 2e-4) * fmax(largest, 0.05 * spread) + ulps * spread +
+                      0x1p-126 + (exact ? 0 : 0x1p-30) * farthest;
+    want->mass_error = 2 * ulps;
+    want->lse_tolerance = 1e-5 * fmax(1, fabs(want->lse)) + ulps;
 }
 
 static void keep_probe(const struct cache_model *m, struct model_seq *s, int layer,

@@ -14,12 +14,12 @@
 
 struct tables {
     size_t n;
-    kvc_ctx *ctx[3]; /* "ref" first */
+    kvc_ctx *ctx[4]; /* "ref" first */
 };
 
 static inline int tables_setup(void **state)
 {
-    static const char *const names[] = {"ref", "avx2", "avx512"};
+    static const char *const names[] = {"ref", "avx2", "avx512", "vnni"};
     struct tables *t = calloc(1, sizeof(*t));
 
     if (t == NULL) {

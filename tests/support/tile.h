@@ -12,7 +12,12 @@
 #include "kernels/page.h"
 #include "rng.h"
 
-enum { MAX_D = KVC_MAX_HEAD_DIM, ROWS = KVC_TILE_ROWS, PAGES = KVC_TILE_PAGES };
+enum {
+    MAX_D = KVC_MAX_HEAD_DIM,
+    ROWS = KVC_TILE_ROWS,
+    MAX_ROWS = KVC_BLOCK_ROWS,
+    PAGES = KVC_TILE_PAGES
+};
 
 static uint64_t seed = 1;
 
@@ -26,7 +31,7 @@ struct test_page {
     struct kvc_page_layout layout;
     uint8_t *data;
     uint32_t n_rows;
-    uint64_t mask[ROWS];
+    uint64_t mask[MAX_ROWS];
     bool biased;
     float bias[KVC_PAGE_ROWS];
 };
@@ -92,7 +97,7 @@ static inline uint64_t random_mask(uint32_t n_rows, uint32_t row)
     case 0: return 0;
     case 1: return held & bits;
     case 2: return held & bits & rng_next(&seed) & rng_next(&seed);
-    case 3: return held & ~UINT64_C(0) >> (63 - (bits % 48 + row));
+    case 3: return held & ~UINT64_C(0) >> (63 - (bits % 48 + row) % 64);
     case 4: return UINT64_C(1) << bits % n_rows;
     default: return ~UINT64_C(0); /* bits beyond n_rows mean nothing */
     }
@@ -114,7 +119,7 @@ static inline struct test_page random_page(int d_k, int d_v, uint32_t n_rows_of_
                             : rng_below(&seed, 2) ? 64
                                                   : 1 + (uint32_t)rng_below(&seed, 64);
     struct test_page page;
-    uint64_t mask[ROWS] = {0}, seen = 0;
+    uint64_t mask[MAX_ROWS] = {0}, seen = 0;
     for (uint32_t row = 0; row < n_rows_of_tile; row++) {
         mask[row] = random_mask(n_rows, row);
         seen |= mask[row];
@@ -176,6 +181,7 @@ static inline void tile_point(struct test_tile *t)
 {
     for (uint32_t p = 0; p < t->tile.n_pages; p++)
         t->attend[p] = (struct kvc_attend_page){.data = t->page[p].data,
+                                                .slot = p,
                                                 .layout = &t->page[p].layout,
                                                 .n_rows = t->page[p].n_rows,
                                                 .mask = t->page[p].mask,

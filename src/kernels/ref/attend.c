@@ -55,9 +55,8 @@ static void attend_page(const struct kvc_attend_tile *tile, uint32_t p, uint32_t
     }
 }
 
-kvc_status kvc_attend_pages_ref(const struct kvc_queue *queue, const struct kvc_attend_tile *tile)
+static void attend(const struct kvc_attend_tile *tile)
 {
-    (void)queue;
     for (uint32_t row = 0; row < tile->n_rows; row++) {
         const size_t stride = kvc_attend_stride(tile->pages[0].layout->d_v);
         tile->m[row] = -INFINITY;
@@ -72,6 +71,19 @@ kvc_status kvc_attend_pages_ref(const struct kvc_queue *queue, const struct kvc_
             }
         }
     }
+}
+
+kvc_status kvc_attend_pages_ref(const struct kvc_queue *queue, const struct kvc_attend_tile *tile)
+{
+    (void)queue;
+    attend(tile);
+    return KVC_OK;
+}
+
+kvc_status kvc_attend_block_ref(const struct kvc_queue *queue, const struct kvc_attend_tile *tile)
+{
+    (void)queue;
+    attend(tile);
     return KVC_OK;
 }
 

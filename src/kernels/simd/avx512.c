@@ -7,7 +7,17 @@
 
 #include "lines_tmpl.h"
 
+#include "dots_tmpl.h"
+
+#include "scores_tmpl.h"
+
+#include "values_tmpl.h"
+
 #include "attend_tmpl.h"
+
+#include "block_tmpl.h"
+
+#include "parts_tmpl.h"
 
 #include "page_tmpl.h"
 

@@ -40,6 +40,33 @@ static inline enum reader code_reader(uint8_t format, enum reader half)
     }
 }
 
+/* Pages whose values are multiplied together, and streams of memory that are read at once: few of
+ * them are faster than one. */
+enum { CHUNK_PAGES = 4 };
+
+/* Memory that will be read soon: size bytes at each of a few addresses. Their lines are asked for
+ * in turn, between the loads of what is read now and at their pace. */
+struct ahead {
+    const uint8_t *at[CHUNK_PAGES];
+    size_t done, size;
+    size_t due; /* bytes that were read and not asked for yet */
+};
+
+/* So many bytes are read. */
+V_INLINE void look_ahead(struct ahead *ahead, size_t n_bytes)
+{
+    ahead->due += n_bytes;
+    const size_t at_once = (size_t)64 * CHUNK_PAGES;
+    for (; ahead->due >= at_once; ahead->due -= at_once) {
+        if (ahead->done >= ahead->size)
+            continue;
+        V_UNROLL
+        for (int i = 0; i < CHUNK_PAGES; i++)
+            v_prefetch(ahead->at[i] + ahead->done);
+        ahead->done += 64;
+    }
+}
+
 struct lines {
     enum reader reader;
     const uint8_t *data;
@@ -48,6 +75,7 @@ struct lines {
     /* SCALED: [n_groups][KVC_PAGE_ROWS], that of the first line first. */
     uint32_t n_groups;
     const float *scales;
+    struct ahead *ahead; /* or NULL */
 };
 
 /* Elements i ... i + n - 1 of a line as floats; n is VLEN or 8. */
@@ -97,6 +125,12 @@ V_INLINE vf group_scale(enum reader reader, const struct lines *lines, uint32_t 
     return is_scaled(reader) ? v_set1(lines->scales[group * KVC_PAGE_ROWS + j]) : v_zero();
 }
 
+V_INLINE void look_past(const struct lines *lines)
+{
+    if (lines->ahead)
+        look_ahead(lines->ahead, lines->stride);
+}
+
 /* Products of a row with VLEN lines from first on, one a lane; 0 beyond the last line. */
 V_INLINE vf multiply_row(enum reader reader, struct lines lines, uint32_t first, const float *x)
 {
@@ -107,6 +141,7 @@ V_INLINE vf multiply_row(enum reader reader, struct lines lines, uint32_t first,
             continue;
         const uint8_t *line = lines.data + (first + j) * lines.stride;
         uint32_t i = 0;
+        look_past(&lines);
         for (uint32_t g = 0; g < groups_of(reader, &lines); g++) {
             const uint32_t end = group_end(reader, &lines, g);
             const vf by = group_scale(reader, &lines, g, first + j);
@@ -147,6 +182,7 @@ V_INLINE vf multiply_block(enum reader reader, struct lines lines, uint32_t firs
     for (uint32_t j = 0; j < 4; j++) {
         place[j] = first + j < lines.n ? first + j : lines.n - 1;
         line[j] = lines.data + place[j] * lines.stride;
+        look_past(&lines);
     }
     V_UNROLL
     for (int k = 0; k < VLEN; k++)
@@ -210,6 +246,7 @@ V_INLINE void unpack_lines(enum reader reader, struct lines lines, float *tile)
 {
     for (uint32_t j = 0; j < lines.n; j++, tile += kvc_attend_stride(lines.len)) {
         const uint8_t *line = lines.data + j * lines.stride;
+        look_past(&lines);
         if (!is_scaled(reader))
             unpack_part(reader, line, v_zero(), 0, lines.len, tile);
         for (uint32_t g = 0; is_scaled(reader) && g < lines.n_groups; g++)
@@ -241,9 +278,11 @@ static inline struct lines widen(const struct lines *lines, uint8_t *dst)
 {
     struct lines wide = *lines;
     wide.data = dst;
+    wide.ahead = NULL;
     wide.stride = (size_t)(lines->len + 63) / 64 * 64;
     for (uint32_t j = 0; j < lines->n; j++, dst += wide.stride) {
         const uint8_t *line = lines->data + j * lines->stride;
+        look_past(lines);
         for (uint32_t i = 0; i < lines->len; i += 64)
             b_widen_page_six(line + i / 2, line + lines->len / 2 + i / 4, dst + i);
     }

@@ -8,11 +8,6 @@
 #include "../codes.h"
 #include "../kernels.h"
 
-static inline size_t lanes_left(size_t c, size_t n_cols)
-{
-    return n_cols - c < VLEN ? n_cols - c : VLEN;
-}
-
 static inline vf load_elements(const struct kvc_rows *rows, size_t r, size_t c, size_t n)
 {
     const size_t i = r * rows->stride + c;

@@ -9,6 +9,8 @@
 
 #define KVC_FN(name) name##_avx2
 #define VLEN         8
+#define V_WIDE       0 /* 64 nibbles are half a vector */
+#define V_BYTE_DOTS  0 /* i_dot(sums, u, s) adds the products of four unsigned and signed bytes */
 
 typedef __m256 vf;
 typedef __m256i vi;
@@ -43,6 +45,14 @@ typedef __m256 vm;
 #define i_keep(m, a)    _mm256_and_si256(_mm256_castps_si256(m), (a)) /* others 0 */
 #define i_from_bytes(b) _mm256_cvtepi8_epi32(b)
 #define i_round(a)      _mm256_cvtps_epi32(a) /* to nearest even */
+#define i_zero()        _mm256_setzero_si256()
+#define i_load(p)       _mm256_loadu_si256((const __m256i *)(const void *)(p))
+#define i_store(p, a)   _mm256_storeu_si256((__m256i *)(void *)(p), (a))
+#define i_sub(a, b)     _mm256_sub_epi32((a), (b))
+#define i_and(a, b)     _mm256_and_si256((a), (b))
+#define i_shl(a, n)     _mm256_slli_epi32((a), (n))
+#define i_srl16(a, n)   _mm256_srli_epi16((a), (n)) /* of 16-bit lanes */
+#define i_madd(a, b)    _mm256_madd_epi16((a), (b)) /* sums of two products of 16-bit lanes */
 #define v_from_i(a)     _mm256_cvtepi32_ps(a)
 
 /* The low bytes of the lanes. */
@@ -202,4 +212,55 @@ V_INLINE void v_store_quads(float *p, size_t stride, vf a)
 {
     _mm_storeu_ps(p, _mm256_castps256_ps128(a));
     _mm_storeu_ps(p + stride, _mm256_extractf128_ps(a, 1));
+}
+
+/* 2 VLEN bytes as unsigned 16-bit lanes. */
+V_INLINE vi i_widen(const uint8_t *p)
+{
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+
+/* The low halves of the lanes. */
+V_INLINE void i_store_low16(int16_t *p, vi a)
+{
+    const __m256i low =
+        _mm256_shuffle_epi8(a, _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                                   0, 1, 4, 5, 8, 9, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1)));
+    _mm_storeu_si128((__m128i *)(void *)p,
+                     _mm256_castsi256_si128(_mm256_permute4x64_epi64(low, 0x08)));
+}
+
+V_INLINE vi i_fold(__m256 a, __m256 b)
+{
+    return i_add(_mm256_castps_si256(a), _mm256_castps_si256(b));
+}
+
+/* The sums of the lanes of four vectors, in each run of four lanes, side by side. */
+V_INLINE vi i_hadd_runs(const vi *a)
+{
+    const __m256 b[4] = {_mm256_castsi256_ps(a[0]), _mm256_castsi256_ps(a[1]),
+                         _mm256_castsi256_ps(a[2]), _mm256_castsi256_ps(a[3])};
+    const __m256 x =
+        _mm256_castsi256_ps(i_fold(_mm256_unpacklo_ps(b[0], b[1]), _mm256_unpackhi_ps(b[0], b[1])));
+    const __m256 y =
+        _mm256_castsi256_ps(i_fold(_mm256_unpacklo_ps(b[2], b[3]), _mm256_unpackhi_ps(b[2], b[3])));
+    return i_fold(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee));
+}
+
+/* Lane 4 k + i: the sum of what became the run i of runs[k]. */
+V_INLINE vi i_hadd_all(const vi *runs)
+{
+    return i_add(_mm256_permute2x128_si256(runs[0], runs[1], 0x20),
+                 _mm256_permute2x128_si256(runs[0], runs[1], 0x31));
+}
+
+/* Four lines of two rows become two rows of four lines. */
+V_INLINE vi i_rows_first(vi a)
+{
+    return _mm256_permutevar8x32_epi32(a, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+}
+
+V_INLINE void i_store_quads(int32_t *p, size_t stride, vi a)
+{
+    v_store_quads((float *)(void *)p, stride, _mm256_castsi256_ps(a));
 }

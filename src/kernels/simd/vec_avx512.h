@@ -2,8 +2,12 @@
  * what they mean. */
 #include "vec_x86.h"
 
+#ifndef KVC_FN
 #define KVC_FN(name) name##_avx512
-#define VLEN         16
+#define V_BYTE_DOTS  0
+#endif
+#define VLEN   16
+#define V_WIDE 1
 
 typedef __m512 vf;
 typedef __m512i vi;
@@ -43,6 +47,14 @@ typedef __mmask16 vm;
 #define i_bytes(a)      _mm512_cvtepi32_epi8(a)
 #define i_from_bytes(b) _mm512_cvtepi8_epi32(b)
 #define i_round(a)      _mm512_cvtps_epi32(a)
+#define i_zero()        _mm512_setzero_si512()
+#define i_load(p)       _mm512_loadu_si512(p)
+#define i_store(p, a)   _mm512_storeu_si512((p), (a))
+#define i_sub(a, b)     _mm512_sub_epi32((a), (b))
+#define i_and(a, b)     _mm512_and_si512((a), (b))
+#define i_shl(a, n)     _mm512_slli_epi32((a), (n))
+#define i_srl16(a, n)   _mm512_srli_epi16((a), (n))
+#define i_madd(a, b)    _mm512_madd_epi16((a), (b))
 #define v_from_i(a)     _mm512_cvtepi32_ps(a)
 
 V_INLINE vm m_first(size_t n)
@@ -173,4 +185,81 @@ V_INLINE void v_store_quads(float *p, size_t stride, vf a)
     _mm_storeu_ps(p + stride, _mm512_extractf32x4_ps(a, 1));
     _mm_storeu_ps(p + 2 * stride, _mm512_extractf32x4_ps(a, 2));
     _mm_storeu_ps(p + 3 * stride, _mm512_extractf32x4_ps(a, 3));
+}
+
+/* Half a vector, twice. */
+V_INLINE vi i_load_twice(const uint8_t *p)
+{
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
+V_INLINE vi i_widen(const uint8_t *p)
+{
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
+V_INLINE void i_store_low16(int16_t *p, vi a)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(a));
+}
+
+V_INLINE vi i_fold(__m512 a, __m512 b)
+{
+    return i_add(_mm512_castps_si512(a), _mm512_castps_si512(b));
+}
+
+/* The sums of the lanes of four vectors, in each run of four lanes, side by side. */
+V_INLINE vi i_hadd_runs(const vi *a)
+{
+    const __m512 b[4] = {_mm512_castsi512_ps(a[0]), _mm512_castsi512_ps(a[1]),
+                         _mm512_castsi512_ps(a[2]), _mm512_castsi512_ps(a[3])};
+    const __m512 x =
+        _mm512_castsi512_ps(i_fold(_mm512_unpacklo_ps(b[0], b[1]), _mm512_unpackhi_ps(b[0], b[1])));
+    const __m512 y =
+        _mm512_castsi512_ps(i_fold(_mm512_unpacklo_ps(b[2], b[3]), _mm512_unpackhi_ps(b[2], b[3])));
+    return i_fold(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
+}
+
+/* Lane 4 k + i: the sum of the lower, or the upper, half of what became the run i of runs[k]. */
+V_INLINE void i_hadd_halves(const vi *runs, vi *low, vi *high)
+{
+    const vi x = i_add(_mm512_shuffle_i32x4(runs[0], runs[1], 0x88),
+                       _mm512_shuffle_i32x4(runs[0], runs[1], 0xdd));
+    const vi y = i_add(_mm512_shuffle_i32x4(runs[2], runs[3], 0x88),
+                       _mm512_shuffle_i32x4(runs[2], runs[3], 0xdd));
+    *low = _mm512_shuffle_i32x4(x, y, 0x88);
+    *high = _mm512_shuffle_i32x4(x, y, 0xdd);
+}
+
+V_INLINE vi i_hadd_all(const vi *runs)
+{
+    vi low, high;
+    i_hadd_halves(runs, &low, &high);
+    return i_add(low, high);
+}
+
+/* Four lines of four rows become four rows of four lines. */
+V_INLINE vi i_rows_first(vi a)
+{
+    return _mm512_permutexvar_epi32(
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), a);
+}
+
+/* Lanes of low and high in turn: of all, or in each run of four lanes. */
+V_INLINE void i_zip(bool runs, vi *low, vi *high)
+{
+    const vi a = *low, b = *high;
+    if (runs) {
+        *low = _mm512_unpacklo_epi32(a, b);
+        *high = _mm512_unpackhi_epi32(a, b);
+        return;
+    }
+    const vi first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    *low = _mm512_permutex2var_epi32(a, first, b);
+    *high = _mm512_permutex2var_epi32(a, i_add(first, i_set1(8)), b);
+}
+
+V_INLINE void i_store_quads(int32_t *p, size_t stride, vi a)
+{
+    v_store_quads((float *)(void *)p, stride, _mm512_castsi512_ps(a));
 }

@@ -19,6 +19,12 @@
 
 #define V_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 
+/* Lanes of a vector that begins at element c of n. */
+#define lanes_left(c, n) ((size_t)((n) - (c) < VLEN ? (n) - (c) : VLEN))
+
+/* Asks for a line of memory in the second cache. */
+#define v_prefetch(p) _mm_prefetch((const char *)(const void *)(p), _MM_HINT_T1)
+
 typedef __m128i vb;
 
 /* n <= 16 bytes, the others 0. */
@@ -155,6 +161,18 @@ static inline void b_transpose8_u16(uint16_t tile[8][8])
     }
     for (int i = 0; i < 8; i++)
         _mm_storeu_si128((__m128i *)(void *)tile[i], x[i]);
+}
+
+/* 4 rows of 4 floats become 4 columns. */
+V_INLINE void v_transpose4(const float *src, size_t src_stride, float *dst, size_t dst_stride)
+{
+    __m128 a = _mm_loadu_ps(src), b = _mm_loadu_ps(src + src_stride);
+    __m128 c = _mm_loadu_ps(src + 2 * src_stride), d = _mm_loadu_ps(src + 3 * src_stride);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_storeu_ps(dst, a);
+    _mm_storeu_ps(dst + dst_stride, b);
+    _mm_storeu_ps(dst + 2 * dst_stride, c);
+    _mm_storeu_ps(dst + 3 * dst_stride, d);
 }
 
 #endif

@@ -1,0 +1,14 @@
+/* vnni.c - compiled with the flags of avx512.c and -mavx512vnni; holds kernels only, never start-up
+ * code. */
+#include "vec_vnni.h"
+
+/* The templates; each uses the words above. */
+#include "lines_tmpl.h"
+
+#include "dots_tmpl.h"
+
+#include "scores_tmpl.h"
+
+#include "values_tmpl.h"
+
+#include "attend_tmpl.h"
