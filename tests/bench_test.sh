@@ -49,7 +49,7 @@ expect 0 "$bench" prefill $small --heads 4/2 --rows 1,64 --json
 json "[(r['format'], r['rows']) for r in d['rows']] == [(f, n) for f in ('f16', 'int8', 'int4') \
 for n in (1, 64)] and len(d['machine']) > 0"
 json "all(set(r) == {'table', 'format', 'rows', 'n_kv', 'heads', 'kv_heads', 'head_dim', 'threads', 'us', \
-'gflops', 'fma_share'} for r in d['rows'])"
+'bytes', 'gflops', 'fma_share'} for r in d['rows'])"
 json "all(abs(r['gflops'] * r['us'] * 1000 / (4 * 32 * 4 * p) - 1) < 0.1 for r in d['rows'] \
 for p in [r['rows'] * 256 - r['rows'] * (r['rows'] - 1) / 2])"
 # shellcheck disable=SC2086

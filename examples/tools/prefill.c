@@ -19,6 +19,7 @@ struct row {
     long n_rows;
     long n_threads;
     double us;
+    size_t bytes; /* of the pages, once */
     double gflops;
 };
 
@@ -68,6 +69,7 @@ static int measure_cache(const struct options *o, const struct bench_shape *shap
         /* The last query sees all rows, the one before one less, and so on. */
         double n = (double)row.n_rows, n_pairs = n * (double)shape->n_kv - n * (n - 1) / 2;
         row.gflops = 4e-3 * (double)shape->head_dim * (double)shape->n_heads * n_pairs / row.us;
+        row.bytes = s.layer_bytes;
         rows[i] = row;
     }
     sealed_close(&s);
@@ -83,11 +85,12 @@ static void print_json(const struct row *rows, size_t n_rows, const struct machi
         const struct row *row = &rows[i];
         const struct machine_peak *peak = machine_peak(machine, row->n_threads);
         printf("%s\n{\"table\":\"%s\",\"format\":\"%s\",\"rows\":%ld,\"n_kv\":%ld,\"heads\":%ld,"
-               "\"kv_heads\":%ld,\"head_dim\":%ld,\"threads\":%ld,\"us\":%.2f,\"gflops\":%.3f,"
+               "\"kv_heads\":%ld,\"head_dim\":%ld,\"threads\":%ld,\"us\":%.2f,\"bytes\":%zu,"
+               "\"gflops\":%.3f,"
                "\"fma_share\":%.4f}",
                i ? "," : "", row->table, bench_formats[row->shape.format], row->n_rows,
                row->shape.n_kv, row->shape.n_heads, row->shape.n_kv_heads, row->shape.head_dim,
-               row->n_threads, row->us, row->gflops, row->gflops / peak->fma);
+               row->n_threads, row->us, row->bytes, row->gflops, row->gflops / peak->fma);
     }
     printf("\n]}\n");
 }
