@@ -139,6 +139,76 @@ static void every_format_equals_float64(void **state)
     }
 }
 
+/* Values of a page: 100 (INT8) or 7 codes of 1 / 128, but of the first token only in channel 0. */
+static void level_values(struct test_page *page, bool first)
+{
+    const struct kvc_page_layout *layout = &page->layout;
+    const bool narrow = layout->v_format == KVC_INT4;
+    uint16_t *scales = (uint16_t *)(void *)(page->data + layout->v_params);
+    for (uint32_t i = 0; i < (layout->n_bytes - layout->v_params) / 2 / 64 * 64; i++)
+        scales[i] = 0x2000;
+    for (uint32_t c = 0; c < layout->d8_v; c++) {
+        uint8_t *line = page->data + layout->v_codes + (size_t)c * layout->v_stride;
+        memset(line, narrow ? 0xff : 228, layout->v_stride);
+        if (first && c > 0)
+            line[0] = narrow ? 0xf8 : 128;
+    }
+}
+
+/* One token outweighs 255 others, of which none is half a step of 16 bits, but which are all that
+ * most channels have. */
+static void small_weights_beside_a_large_one_count(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        const int v = i % 2 ? KVC_INT4 : KVC_INT8, d = i / 2 % 2 ? 64 : 128;
+        struct test_tile *t = tile_new(d, d, i / 4 ? 5 : 1, 4, 0);
+        for (uint32_t p = 0; p < 4; p++) {
+            struct test_page *page = &t->page[p];
+            edge_free(page->data, page->layout.n_bytes);
+            *page =
+                sealed_page(d, d, KVC_INT8, KVC_SCALE_TOKEN, v, KVC_SCALE_TOKEN, 64, ~UINT64_C(0));
+            level_values(page, p == 0);
+            memset(page->mask, 0xff, sizeof(page->mask));
+            page->biased = true;
+            for (int c = 0; c < KVC_PAGE_ROWS; c++)
+                page->bias[c] = p + (uint32_t)c ? -11.3f : 0;
+        }
+        memset(t->q, 0, t->q_size);
+        tile_point(t);
+        check_tile(t);
+        tile_free(t);
+    }
+}
+
+/* The largest element of a query meets keys that are 0 there: the others decide alone. */
+static void a_peak_in_a_query_costs_nothing(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 12; i++) {
+        const int k = (const int[]){KVC_INT8, KVC_INT6, KVC_INT4}[i % 3], d = i / 3 % 2 ? 64 : 128;
+        struct test_tile *t = tile_new(d, d, i / 6 ? 5 : 1, 3, 0);
+        for (uint32_t p = 0; p < 3; p++) {
+            struct test_page *page = &t->page[p];
+            edge_free(page->data, page->layout.n_bytes);
+            *page =
+                sealed_page(d, d, k, KVC_SCALE_TOKEN, KVC_INT8, KVC_SCALE_TOKEN, 64, ~UINT64_C(0));
+            for (uint32_t row = 0; row < 64; row++) {
+                uint8_t *line = page->data + (size_t)row * page->layout.k_stride;
+                line[0] = k == KVC_INT8 ? 128 : (uint8_t)((line[0] & 0xf0) | (k == KVC_INT4) << 3);
+                if (k == KVC_INT6)
+                    line[d / 2] = (uint8_t)((line[d / 2] & 0xfc) | 2);
+            }
+            memset(page->mask, 0xff, sizeof(page->mask));
+        }
+        for (uint32_t row = 0; row < t->tile.n_rows; row++)
+            t->q[row * (uint32_t)d] = 3e5f;
+        tile_point(t);
+        check_tile(t);
+        tile_free(t);
+    }
+}
+
 /* Two pages of the same rows, one with a bias of ln 2: its rows weigh twice as much, and a softcap
  * that flattens all scores does not touch that. */
 static void a_bias_comes_after_the_softcap(void **state)
@@ -413,6 +483,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_equals_float64),
         cmocka_unit_test(every_format_equals_float64),
+        cmocka_unit_test(small_weights_beside_a_large_one_count),
+        cmocka_unit_test(a_peak_in_a_query_costs_nothing),
         cmocka_unit_test(a_bias_comes_after_the_softcap),
         cmocka_unit_test(rows_do_not_depend_on_each_other),
         cmocka_unit_test(distant_scores_do_not_overflow),

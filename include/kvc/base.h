@@ -85,6 +85,15 @@ typedef enum kvc_scale {
     KVC_SCALE_LAYER = 3    /**< as HEAD, one float for all heads of a block; kvc_quantize() only */
 } kvc_scale;
 
+/** How an engine stores rows of K or V. Blocks are 32 elements, need no alignment beyond 2 bytes, and
+ * are those of ggml: d is a half. docs/attend.md has the bytes. */
+typedef enum kvc_row_format {
+    KVC_ROWS_F16 = 0,  /**< halves */
+    KVC_ROWS_Q8_0 = 1, /**< d, then 32 int8: 34 bytes; element i is d * code i */
+    KVC_ROWS_Q4_0 = 2  /**< d, then 16 bytes: 18 bytes; element i is d * (low nibble of byte i - 8),
+                          element 16 + i that of the high nibble */
+} kvc_row_format;
+
 /**
  * A tensor of the caller, [n_tokens][n_heads][head_dim]: element (t, h, d) lies at
  * data[t * token_stride + h * head_stride + d]. Strides count elements, not bytes; neither may make

@@ -4,6 +4,7 @@
 #ifndef KVC_H
 #define KVC_H
 
+#include "attend.h"
 #include "base.h"
 #include "cache.h"
 #include "gate.h"

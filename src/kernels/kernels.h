@@ -226,7 +226,8 @@ static inline size_t kvc_attend_work_size(size_t d_k)
 }
 
 /*
- * The same for many query rows, which share the work of unpacking a page: at most KVC_BLOCK_ROWS.
+ * The same for many query rows, at most KVC_BLOCK_ROWS, which share the work of unpacking a page;
+ * always with products of floats, exact or not.
  * A row gives other bits than attend_pages(), but depends on its neighbours as little. Values of
  * unsealed pages are as finite as those of sealed ones: NaN and Inf that a row sees count as the
  * largest half. o has room for kvc_attend_stride(n_rows) rows, and work is
@@ -243,6 +244,58 @@ static inline size_t kvc_block_work_size(size_t d_k, size_t d_v, size_t n_rows)
     const size_t s_k = kvc_attend_stride(d_k), s_v = kvc_attend_stride(d_v);
     return kvc_attend_stride(n_rows) * (s_k + KVC_PAGE_ROWS) +
            KVC_PAGE_ROWS * (s_k > s_v ? s_k : s_v);
+}
+
+/* Rows of K or V of an engine (rows.h): row t of head h begins at data + t * token_stride + h *
+ * head_stride, in bytes, aligned to 2. */
+struct kvc_stored_rows {
+    const uint8_t *data;
+    kvc_row_format format;
+    uint32_t d;
+    size_t token_stride, head_stride;
+};
+
+/* Most keys of one call. */
+#define KVC_ROWS_KEYS 512
+
+/*
+ * Attention of n_rows query rows a KV head over the first n_keys rows of n_heads KV heads:
+ *
+ *     s = scale * q . k, then softcap * tanh(s / softcap) if softcap > 0, then + mask[row][key],
+ *     over the keys below n_seen[row] whose mask is not -inf
+ *     m = max s, l = sum exp(s - m), o = sum exp(s - m) v
+ *
+ * Nothing seen: m = -inf, l = 0, o = 0. Keys that a row does not see may hold anything, NaN too. A
+ * sum that is no number makes m, l and o of its row NaN. The arithmetic of a query row does not
+ * depend on the other rows, nor on the other heads. fp32; each table has its own order of sums. A
+ * tile that is not exact lets a table take products with blocks of 16-bit integers, to which q, or
+ * the weights of keys, are rounded.
+ */
+struct kvc_rows_tile {
+    struct kvc_stored_rows k, v;
+    uint32_t n_heads, n_rows, n_keys; /* n_rows is at most KVC_TILE_ROWS */
+    bool exact;
+    const float *q; /* [n_heads][n_rows][stride], pads 0; stride is kvc_attend_stride(d of K) */
+    float scale, softcap;
+    const uint32_t *n_seen;  /* [n_rows]: 0 ... n_keys */
+    const void *const *mask; /* [n_rows]: n_keys elements each; or NULL */
+    kvc_dtype mask_dtype;    /* F32 or F16 */
+    float *m, *l;            /* [n_heads][n_rows] */
+    float *o;                /* [n_heads][n_rows][kvc_attend_stride(d of V)] */
+    float *work;             /* kvc_rows_work_size() floats, aligned to 64 bytes */
+};
+
+typedef kvc_status kvc_attend_rows_fn(const struct kvc_queue *queue,
+                                      const struct kvc_rows_tile *tile);
+
+/* For each query row: itself as integers, and a sum and a scale for each of its blocks; and for 32
+ * keys: a factor for each block of K and V, a score for each row of one head, and a weight for each
+ * of 4 rows and block of V. */
+static inline size_t kvc_rows_work_size(size_t n_rows, size_t d_k, size_t d_v)
+{
+    const size_t blocks_k = (d_k + 31) / 32, blocks_v = (d_v + 31) / 32;
+    return n_rows * (((blocks_k + 3) & ~(size_t)3) * 16 + 32) +
+           32 * (blocks_k + 5 * blocks_v + KVC_TILE_ROWS);
 }
 
 /* mass[page][token] += sum over the tile's rows of exp(s - lse[row]); rows whose lse is not finite
@@ -333,6 +386,7 @@ struct kvc_kernels {
     kvc_attend_pages_fn *attend_pages;
     kvc_attend_block_fn *attend_block;
     kvc_mass_pages_fn *mass_pages;
+    kvc_attend_rows_fn *attend_rows;
     kvc_merge_parts_fn *merge_parts;
     kvc_finish_rows_fn *finish_rows;
     kvc_dot_rows_fn *dot_rows;
@@ -369,6 +423,8 @@ kvc_attend_pages_fn kvc_attend_pages_ref, kvc_attend_pages_avx2, kvc_attend_page
 kvc_attend_block_fn kvc_attend_block_ref, kvc_attend_block_avx2, kvc_attend_block_avx512;
 kvc_mass_pages_fn kvc_mass_pages_ref, kvc_mass_pages_avx2, kvc_mass_pages_avx512,
     kvc_mass_pages_vnni;
+kvc_attend_rows_fn kvc_attend_rows_ref, kvc_attend_rows_avx2, kvc_attend_rows_avx512,
+    kvc_attend_rows_vnni;
 kvc_merge_parts_fn kvc_merge_parts_ref, kvc_merge_parts_avx2, kvc_merge_parts_avx512;
 kvc_finish_rows_fn kvc_finish_rows_ref, kvc_finish_rows_avx2, kvc_finish_rows_avx512;
 kvc_dot_rows_fn kvc_dot_rows_ref, kvc_dot_rows_avx2, kvc_dot_rows_avx512;

@@ -25,7 +25,7 @@ static inline int tables_setup(void **state)
     if (t == NULL) {
         return -1;
     }
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 4; i++) {
         const kvc_ctx_params params = {.struct_size = sizeof(params), .kernels = names[i]};
         const kvc_status status = kvc_ctx_create(&params, &t->ctx[t->n]);
 

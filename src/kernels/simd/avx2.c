@@ -16,6 +16,10 @@
 
 #include "block_tmpl.h"
 
+#include "rows_avx2.h"
+
+#include "rows_tmpl.h"
+
 #include "parts_tmpl.h"
 
 #include "page_tmpl.h"

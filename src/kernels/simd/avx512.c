@@ -17,6 +17,10 @@
 
 #include "block_tmpl.h"
 
+#include "rows_avx512.h"
+
+#include "rows_tmpl.h"
+
 #include "parts_tmpl.h"
 
 #include "page_tmpl.h"

@@ -12,3 +12,7 @@
 #include "values_tmpl.h"
 
 #include "attend_tmpl.h"
+
+#include "rows_avx512.h"
+
+#include "rows_tmpl.h"
