@@ -41,6 +41,8 @@ $engine compare --model $model --file $text --chunks 1 --policy none,window:0.5,
 $engine vqa --model examples/vlm/model.gguf --picture 7 --kind screen --profile balanced
 examples/vlm/run.sh                          # all experiments of docs/evaluation.md, with plots
 build/release/bin/kvc-bench attend
+examples/peers/attention.sh                  # the same attention beside ggml, the library of llama.cpp
+examples/performance/run.sh                  # all tables of docs/performance.md
 build/release/bin/kvc-photos --extract tests/data/photos.kvx
 build/release/bin/kvc-plan --layers 32 --kv-heads 32 --head-dim 128 --budget 6GiB --at 12288
 EOF

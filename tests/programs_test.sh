@@ -3,20 +3,19 @@
 # on standard output and nothing else.
 set -euo pipefail
 engine=$1/kvc-engine
-bench=$1/kvc-bench
 plan=$1/kvc-plan
 model=$2
 . "$(dirname "$0")/support/expect.sh"
 
 seq 200 | sed 's/.*/the king went out of the city & came to the sea; day/' >"$dir/text.txt"
 
-for program in "$engine" "$bench" "$plan"; do
+for program in "$engine" "$plan"; do
     expect 0 "$program" --help
     grep -q Usage "$dir/out"
     expect 2 "$program"
     expect 2 "$program" dance
 done
-for command in "$engine generate" "$engine compare" "$engine long" "$bench attend" "$bench compress"; do
+for command in "$engine generate" "$engine compare" "$engine long"; do
     # shellcheck disable=SC2086
     expect 0 $command --help
     # shellcheck disable=SC2086
@@ -141,34 +140,6 @@ json "abs(63 * math.log(d['rows'][0]['ppl']) + 64 * math.log(d['rows'][1]['ppl']
 expect 1 "$engine" compare --model "$model" --file "$dir/text.txt" --context 9000
 grep -q -- --rope "$dir/err"
 expect 0 "$engine" generate --model "$model" --prompt x --tokens 2 --rope ntk --rope-factor 1.5 --json
-
-expect 2 "$bench" attend --formats int5
-expect 0 "$bench" attend --n-kv 256 --heads 4/2 --head-dim 32 --threads 1 --tables ref \
-    --formats f16,int8,int4,k6v4,k8v4,int4-raw --seconds 0.01 --json
-json "d['read_gbps'] > 0 and [r['format'] for r in d['rows']] == ['f16', 'int8', 'int4', 'k6v4', \
-'k8v4', 'int4-raw']"
-json "all(set(r) == {'table', 'format', 'n_kv', 'heads', 'kv_heads', 'head_dim', 'threads', 'us', \
-'gbps', 'append_us'} for r in d['rows'])"
-
-expect 2 "$bench" compress --kernels best
-expect 2 "$bench" compress --repeat 0
-expect 2 "$bench" compress --heads 4 --kv-heads 3
-expect 2 "$bench" compress --layers 512 --tokens 8192
-expect 0 "$bench" compress --layers 2 --heads 4 --kv-heads 2 --head-dim 32 --tokens 64 --window 2 \
-    --repeat 2 --kernels ref
-expect 0 "$bench" compress --layers 2 --heads 4 --kv-heads 2 --head-dim 32 --tokens 64 --window 2 \
-    --repeat 2 --kernels ref --json
-json "set(d) == {'kernels', 'layers', 'heads', 'kv_heads', 'head_dim', 'tokens', 'window', 'repeat', \
-'rows'} and d['kernels'] == 'ref' and d['tokens'] == 64 and d['repeat'] == 2"
-json "[r['step'] for r in d['rows']] == ['prune', 'prune+merge', 'prune+merge window', 'score', \
-'cache seal', 'cache prune', 'cache prune+merge', 'cache score+prune+merge', \
-'cache score+prune+merge+report']"
-json "all(set(r) == {'step', 'tokens_left', 'ms', 'min_ms', 'max_ms', 'cpu_ms', 'parts'} and \
-0 < r['min_ms'] <= r['ms'] <= r['max_ms'] for r in d['rows'])"
-json "all(set(p) == {'part', 'ms', 'min_ms', 'max_ms'} and 0 <= p['min_ms'] <= p['max_ms'] \
-for r in d['rows'] for p in r['parts'])"
-json "[len(r['parts']) for r in d['rows']] == [3, 6, 6, 2, 1, 1, 1, 1, 1]"
-json "[r['tokens_left'] for r in d['rows']] == [45, 34, 34, 64, 64, 45, 34, 34, 34]"
 
 seven="--layers 32 --kv-heads 32 --head-dim 128"
 # shellcheck disable=SC2086

@@ -2,35 +2,35 @@
 #ifndef KVC_TOOLS_ATTEND_H
 #define KVC_TOOLS_ATTEND_H
 
-#include "bench.h"
+#include "grid.h"
+#include "machine.h"
 
-/* What one cache holds. */
-struct attend_shape {
-    long format; /* index of attend_formats */
-    long n_kv;
-    long n_heads;
-    long n_kv_heads;
-    long head_dim;
-};
+/* What became of the rows of the cache. */
+enum attend_state { ATTEND_WHOLE, ATTEND_HOLES, ATTEND_COMPACTED, ATTEND_N_STATES };
+extern const char *const attend_states[ATTEND_N_STATES];
+
+/* Names of kvc_score_mode. */
+enum { ATTEND_N_SCORES = 3 };
+extern const char *const attend_scores[ATTEND_N_SCORES];
 
 /* One measurement. */
 struct attend_row {
-    struct attend_shape shape;
+    struct bench_shape shape;
     const char *table;
     long n_threads;
+    long scores; /* what attention adds up: index of attend_scores */
+    enum attend_state state;
+    double keep; /* share of the rows; 1 if whole */
+    long block;  /* tokens that went or stayed together; 0 if whole */
     double us;
+    size_t bytes; /* of the pages that it reads */
     double gbps;
-    double append_us; /* of a token, its share of sealing included */
+    double gflops;    /* 4 head_dim operations a row and query head */
+    double append_us; /* of a token, its share of sealing included; 0: not measured */
 };
 
-enum { ATTEND_N_FORMATS = 6 };
-
-extern const char *const attend_formats[ATTEND_N_FORMATS];
-
-/* read_gbps: of the machine, for each of threads. */
-void attend_print_json(const struct attend_row *rows, size_t n_rows,
-                       const struct bench_list *threads, const double *read_gbps);
+void attend_print_json(const struct attend_row *rows, size_t n_rows, const struct machine *machine);
 void attend_print_table(const struct attend_row *rows, size_t n_rows,
-                        const struct bench_list *threads, const double *read_gbps);
+                        const struct machine *machine);
 
 #endif

@@ -10,6 +10,9 @@ static const struct command {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"attend", "decode attention over a sealed cache, beside the read bandwidth", bench_attend},
+    {"prefill", "attention of many tokens at once, beside the peak of multiplications",
+     bench_prefill},
+    {"append", "storing a token and sealing pages, beside a copy and attention", bench_append},
     {"compress", "scoring, pruning and merging of visual tokens after a prefill", bench_compress},
     {"peer", "decode attention beside that of ggml, in turn", bench_peer},
 };

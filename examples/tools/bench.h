@@ -56,16 +56,15 @@ void bench_threads_end(struct bench_threads *threads);
 /* Memory of a cache or a peer: huge pages, if the system has any. */
 struct bench_memory {
     bool small_pages; /* do not ask for them */
+    bool touched;     /* written at once, so that its pages are there */
 };
 void *bench_memory_get(struct bench_memory *memory, size_t n_bytes);
 kvc_allocator bench_allocator(struct bench_memory *memory);
 
-/* What a loop that only reads gets from memory with so many threads, in GB/s: gbps[i] for
- * threads->items[i]. */
-int bench_read_bandwidth(const struct bench_list *threads, double *gbps);
-
 /* The commands: arguments after the command's name. */
 int bench_attend(int argc, char **argv);
+int bench_prefill(int argc, char **argv);
+int bench_append(int argc, char **argv);
 int bench_compress(int argc, char **argv);
 int bench_peer(int argc, char **argv);
 

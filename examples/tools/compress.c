@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "compress.h"
+#include "grid.h"
 
 static const float prune_rate = 0.3f;
 
@@ -46,10 +47,9 @@ static bool set_repeat(void *options, const char *value)
 
 static bool set_kernels(void *options, const char *value)
 {
-    static const char *const names[] = {"ref", "avx2", "avx512", "vnni"};
     struct compress_options *o = options;
     struct bench_list list;
-    if (!bench_parse_names(value, names, sizeof names / sizeof *names, &list) || list.n != 1)
+    if (!bench_parse_names(value, bench_tables, BENCH_N_TABLES, &list) || list.n != 1)
         return false;
     snprintf(o->kernels, sizeof o->kernels, "%s", value);
     return true;
@@ -70,7 +70,8 @@ static const struct bench_option option_table[] = {
     {"--tokens", "N", "visual tokens, 16 to 8192; default 576", set_tokens},
     {"--window", "N", "rows and columns that merging looks, 1 to 8192; default 4", set_window},
     {"--repeat", "N", "measured runs of each step, 1 to 1000; default 10", set_repeat},
-    {"--kernels", "NAME", "ref, avx2, avx512 or vnni; default the best of this CPU", set_kernels},
+    {"--kernels", "NAME", "one of " BENCH_TABLE_NAMES "; default the best of this CPU",
+     set_kernels},
     {"--json", NULL, "print JSON instead of a table", set_json},
 };
 

@@ -125,6 +125,8 @@ int bench_grid_check_tables(struct bench_grid *grid)
         else if (grid->tables_given || (status != KVC_E_UNSUPPORTED && status != KVC_E_ARG))
             return bench_fail(table, status);
     }
+    if (grid->best_table && !grid->tables_given && able.n > 0)
+        able = (struct bench_list){1, {able.items[able.n - 1]}};
     grid->tables = able;
     return able.n > 0 ? BENCH_GO : bench_fail("kernel tables", KVC_E_UNSUPPORTED);
 }
@@ -189,4 +191,9 @@ long bench_most(const struct bench_list *list)
     for (size_t i = 1; i < list->n; i++)
         most = list->items[i] > most ? list->items[i] : most;
     return most;
+}
+
+bool bench_is_trial(const struct bench_grid *grid)
+{
+    return grid->seconds <= 0;
 }

@@ -33,6 +33,7 @@ struct bench_grid {
     long head_dim;
     double seconds;
     bool tables_given; /* one that is not there is an error */
+    bool best_table;   /* if none is given: only the best */
     bool transforms;
     bool small_pages;
     bool json;
@@ -53,7 +54,7 @@ bool grid_set_json(void *options, const char *value);
 /* All tables, 32/8 and 32/32 heads of 128, one and two threads. */
 struct bench_grid bench_grid_default(void);
 
-/* Leave out the tables that this library or CPU lacks, or fail if the user named them. */
+/* Leave out the tables that this library or CPU lacks, or fail if the user named one of them. */
 int bench_grid_check_tables(struct bench_grid *grid);
 
 /* All shapes, in the order of the report: heads, tokens, formats. A layer that is too large is
@@ -63,6 +64,9 @@ int bench_grid_shapes(const struct bench_grid *grid, const char *command,
 
 /* Pages of one layer, K and V, in bytes. */
 size_t bench_layer_bytes(const struct bench_shape *shape);
+
+/* --seconds 0: everything runs, on less memory, and the figures are of little worth. */
+bool bench_is_trial(const struct bench_grid *grid);
 
 long bench_most(const struct bench_list *list);
 

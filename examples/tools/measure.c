@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 
@@ -67,9 +68,9 @@ void *bench_memory_get(struct bench_memory *memory, size_t n_bytes)
     /* Where it is refused the pages are small: no error. */
     if (bytes)
         (void)madvise(bytes, whole, memory->small_pages ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
-#else
-    (void)memory;
 #endif
+    if (bytes && memory->touched)
+        memset(bytes, 0, whole);
     return bytes;
 }
 

@@ -10,9 +10,9 @@ static void print_options(const char *command, const struct bench_option *table,
 {
     printf("Usage: kvc-bench %s [OPTION]...\n\nOptions:\n", command);
     for (size_t i = 0; i < n; i++)
-        printf("  %-11s %-6s %s\n", table[i].name, table[i].argument ? table[i].argument : "",
+        printf("  %-13s %-6s %s\n", table[i].name, table[i].argument ? table[i].argument : "",
                table[i].help);
-    printf("  %-11s %-6s %s\n", "--help", "", "this text");
+    printf("  %-13s %-6s %s\n", "--help", "", "this text");
 }
 
 static const struct bench_option *find_option(const struct bench_option *table, size_t n,

@@ -49,7 +49,7 @@ static const struct bench_option option_table[] = {
      set_head_dim},
     {"--threads", "LIST", "thread counts; default 1,2", grid_set_threads},
     {"--tables", "LIST", "of " BENCH_TABLE_NAMES "; default the best of this CPU", grid_set_tables},
-    {"--seconds", "S", "time for each row, 0 to 3600, but at least 5 pairs of runs; default 0.5",
+    {"--seconds", "S", "time for each row, at least 5 pairs of runs; 0: a trial; default 0.5",
      grid_set_seconds},
     {"--small-pages", NULL, "do not ask for huge pages, on either side", grid_set_small_pages},
     {"--json", NULL, "print JSON instead of a table", grid_set_json},
@@ -81,6 +81,7 @@ int bench_peer(int argc, char **argv)
     options.grid.n_heads = (struct bench_list){1, {32}};
     options.grid.n_kv_heads = (struct bench_list){2, {32, 8}};
     options.grid.seconds = 0.5;
+    options.grid.best_table = true;
     int code = bench_parse("peer", option_table, sizeof option_table / sizeof *option_table,
                            &options, argc, argv);
     if (code == BENCH_GO && !pair_heads(&options.grid))

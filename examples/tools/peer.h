@@ -19,7 +19,7 @@ struct peer_options {
 /* One measurement: medians over pairs of runs, one of each side. */
 struct peer_row {
     struct bench_shape shape;
-    char table[16];
+    const char *table;
     long layout;
     long n_threads;
     size_t n_pairs;

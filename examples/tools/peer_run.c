@@ -7,6 +7,8 @@
 #include "peer.h"
 #include "sealed.h"
 
+static const double settle_seconds = 0.02;
+
 enum { MIN_PAIRS = 5, MAX_PAIRS = 512 };
 
 /* Outputs may differ by so much. K and V are stored without loss, or almost; what differs is the
@@ -18,34 +20,35 @@ struct bench {
     const struct peer_options *options;
     struct sealed ours;
     struct peer *ggml;
+    size_t step; /* runs so far: layers take turns */
     double ours_us[MAX_PAIRS], ggml_us[MAX_PAIRS], ratios[MAX_PAIRS];
 };
 
-/* The second run is timed: the first wakes this side's threads while the other's go to sleep. */
-static int time_ours(struct bench *b, size_t step, double *us)
+static int attend_ours(struct bench *b, size_t layer)
 {
-    double start = 0;
-    for (size_t i = 0; i < 2; i++) {
-        start = bench_seconds();
-        int code = sealed_attend(&b->ours, (int32_t)((step + i) % (size_t)b->ours.n_layers), NULL);
-        if (code != BENCH_GO)
-            return code;
-    }
-    *us = 1e6 * (bench_seconds() - start);
-    return BENCH_GO;
+    return sealed_attend(&b->ours, (int32_t)layer, NULL);
 }
 
-static int time_ggml(struct bench *b, size_t step, double *us)
+static int attend_ggml(struct bench *b, size_t layer)
 {
-    double start = 0;
-    for (size_t i = 0; i < 2; i++) {
-        start = bench_seconds();
-        int code = peer_attend(b->ggml, (step + i) % (size_t)b->ours.n_layers);
+    return peer_attend(b->ggml, layer);
+}
+
+/* One run of a side, the last of some: the first ones wake its threads, until the other side's have
+ * gone to sleep. OpenMP's spin for milliseconds before they do. */
+static int time_side(struct bench *b, int (*attend)(struct bench *b, size_t layer), double *us)
+{
+    size_t n_layers = (size_t)b->ours.n_layers;
+    double begin = bench_seconds(), start;
+    do {
+        int code = attend(b, b->step++ % n_layers);
         if (code != BENCH_GO)
             return code;
-    }
+        start = bench_seconds();
+    } while (start - begin < settle_seconds);
+    int code = attend(b, b->step++ % n_layers);
     *us = 1e6 * (bench_seconds() - start);
-    return BENCH_GO;
+    return code;
 }
 
 static double largest_difference(const struct bench *b)
@@ -71,10 +74,10 @@ static int measure_pairs(struct bench *b, struct peer_row *row)
 {
     size_t n = 0;
     double end = bench_seconds() + b->options->grid.seconds;
-    for (size_t step = 0; n < MIN_PAIRS || (n < MAX_PAIRS && bench_seconds() < end); step += 2) {
-        int code = time_ours(b, step, &b->ours_us[n]);
+    while (n < MIN_PAIRS || (n < MAX_PAIRS && bench_seconds() < end)) {
+        int code = time_side(b, attend_ours, &b->ours_us[n]);
         if (code == BENCH_GO)
-            code = time_ggml(b, step, &b->ggml_us[n]);
+            code = time_side(b, attend_ggml, &b->ggml_us[n]);
         if (code != BENCH_GO)
             return code;
         b->ratios[n] = b->ggml_us[n] / b->ours_us[n];
@@ -100,8 +103,8 @@ static int measure_pairs(struct bench *b, struct peer_row *row)
 static int measure_layout(struct bench *b, long layout, struct peer_row *rows)
 {
     const struct bench_list *threads = &b->options->grid.threads;
-    struct peer_row row = {.shape = b->ours.params.shape, .layout = layout};
-    snprintf(row.table, sizeof row.table, "%s", kvc_ctx_kernels(b->ours.ctx));
+    struct peer_row row = {
+        .shape = b->ours.params.shape, .table = b->ours.params.table, .layout = layout};
     int code = peer_open(&row.shape, layout, (size_t)b->ours.n_layers, &b->ours.memory, b->ours.q,
                          &b->ggml);
     for (size_t i = 0; i < threads->n && code == BENCH_GO; i++) {
@@ -124,6 +127,7 @@ static int measure_shape(struct bench *b, const struct bench_shape *shape, const
     const struct peer_options *o = b->options;
     struct sealed_params params = {.shape = *shape,
                                    .table = table,
+                                   .n_layers = bench_is_trial(&o->grid) ? 2 : 0,
                                    .n_threads = bench_most(&o->grid.threads),
                                    .small_pages = o->grid.small_pages};
     int code = sealed_open(&b->ours, &params);
@@ -140,15 +144,15 @@ static int measure_all(const struct peer_options *o, const struct bench_shape *s
     if (!b)
         return bench_fail("samples", KVC_E_NOMEM);
     b->options = o;
-    size_t n_tables = o->grid.tables_given ? o->grid.tables.n : 1, n = 0;
+    b->step = 0;
+    size_t n_tables = o->grid.tables.n, n = 0;
     int code = BENCH_GO;
     for (size_t i = 0; i < n_shapes * n_tables && code == BENCH_GO; i++) {
         const struct bench_shape *shape = &shapes[i / n_tables];
-        const char *table =
-            o->grid.tables_given ? bench_tables[o->grid.tables.items[i % n_tables]] : NULL;
-        fprintf(stderr, "[%zu/%zu] %ld/%ld heads, %ld tokens, %s%s%s\n", i + 1, n_shapes * n_tables,
+        const char *table = bench_tables[o->grid.tables.items[i % n_tables]];
+        fprintf(stderr, "[%zu/%zu] %ld/%ld heads, %ld tokens, %s, %s\n", i + 1, n_shapes * n_tables,
                 shape->n_heads, shape->n_kv_heads, shape->n_kv, bench_formats[shape->format],
-                table ? ", " : "", table ? table : "");
+                table);
         code = measure_shape(b, shape, table, rows + n);
         n += o->layouts.n * o->grid.threads.n;
     }
@@ -162,10 +166,9 @@ int peer_run(const struct peer_options *options)
     struct bench_shape *shapes = NULL;
     size_t n_shapes;
     int code = bench_grid_shapes(&o.grid, "peer", &shapes, &n_shapes);
-    if (code == BENCH_GO && o.grid.tables_given)
+    if (code == BENCH_GO)
         code = bench_grid_check_tables(&o.grid);
-    size_t n_rows =
-        n_shapes * (o.grid.tables_given ? o.grid.tables.n : 1) * o.layouts.n * o.grid.threads.n;
+    size_t n_rows = n_shapes * o.grid.tables.n * o.layouts.n * o.grid.threads.n;
     struct peer_row *rows = code == BENCH_GO ? calloc(n_rows, sizeof *rows) : NULL;
     if (code == BENCH_GO)
         code = rows ? measure_all(&o, shapes, n_shapes, rows)

@@ -86,13 +86,15 @@ static int create_cache(struct sealed *s)
     params.sink_tokens = 0;
     params.precision = bench_precisions[full.format];
     params.score_mode = s->params.scores;
+    if (s->params.n_queries > params.max_append)
+        params.max_append = (int32_t)s->params.n_queries;
     if (s->params.transforms && set_vectors(s, &params) != BENCH_GO)
         return BENCH_FAILED;
     kvc_status status = kvc_cache_min_budget(&params, &params.budget_bytes);
     if (status != KVC_OK)
         return bench_fail("kvc_cache_min_budget", status);
     /* A quarter more than the pages, for what slabs leave over, and half for pages that rows move
-     * to, which are larger by their ordinals; what is not used is never touched. */
+     * to, which are larger by their ordinals. */
     size_t pages = (size_t)s->n_layers * bench_layer_bytes(&full);
     params.budget_bytes += pages / 4 * (s->params.compacts ? 9 : 5);
     status = kvc_cache_create(s->ctx, &params, &s->cache);
@@ -137,7 +139,7 @@ static int fill(struct sealed *s)
 
 int sealed_open(struct sealed *s, const struct sealed_params *p)
 {
-    *s = (struct sealed){.params = *p, .memory = {.small_pages = p->small_pages}};
+    *s = (struct sealed){.params = *p, .memory = {.small_pages = p->small_pages, .touched = true}};
     if (s->params.n_queries == 0)
         s->params.n_queries = 1;
     kvc_ctx_params params = {.struct_size = sizeof params,
@@ -189,10 +191,13 @@ int sealed_append(struct sealed *s, size_t n)
 int sealed_compress(struct sealed *s)
 {
     kvc_status status = kvc_cache_compress(s->cache, s->seq, NULL, NULL, NULL);
-    if (status != KVC_OK)
-        return bench_fail("kvc_cache_compress", status);
+    return status == KVC_OK ? sealed_count(s) : bench_fail("kvc_cache_compress", status);
+}
+
+int sealed_count(struct sealed *s)
+{
     kvc_stats stats = {.struct_size = sizeof stats};
-    status = kvc_cache_stats(s->cache, &stats);
+    kvc_status status = kvc_cache_stats(s->cache, &stats);
     if (status != KVC_OK)
         return bench_fail("kvc_cache_stats", status);
     if (stats.n_pages_f16 != 0) {

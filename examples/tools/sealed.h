@@ -52,8 +52,10 @@ void sealed_close(struct sealed *sealed);
 
 /* Append n <= SEALED_BLOCK tokens to all layers. */
 int sealed_append(struct sealed *sealed, size_t n);
-/* Seal everything, and see that it is. */
+/* Seal everything, and move rows together. */
 int sealed_compress(struct sealed *sealed);
+/* See that everything is sealed, and set layer_bytes. */
+int sealed_count(struct sealed *sealed);
 /* Attention of the last n_queries tokens in one layer. */
 int sealed_attend(struct sealed *sealed, int32_t layer, const kvc_attend_options *options);
 /* Its time, a median: layers take turns, so that each run finds its pages in memory and not in a
