@@ -173,7 +173,7 @@ static void the_size_is_exact_the_forced_are_kept_and_every_cell_is_covered(void
         kvc_grid grid =
             kvc_grid_image(1 + (int32_t)rng_below(&rng, SIDE), 1 + (int32_t)rng_below(&rng, SIDE));
         uint64_t forced[MAX / 64 + 1] = {0};
-        int32_t tokens[3][MAX], order[3][MAX];
+        int32_t tokens[MAX_TABLES][MAX], order[MAX_TABLES][MAX];
         size_t n_all = 0, n = 0, cells[MAX];
 
         grid.n_frames = 1 + (int32_t)rng_below(&rng, 2);

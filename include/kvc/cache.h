@@ -575,8 +575,10 @@ static inline void kvc_attend_options_default(const kvc_cache *cache, kvc_attend
  * By default, products with codes of sealed pages are those of 16-bit integers where this is
  * faster: q, and the weights times the scales of v of 4 pages, are rounded to 2^-16 of the largest
  * of them (2^-31 of it where one of them outweighs the others). The error is at most 2e-4 of the
- * largest output. A logit is off by at most 2^-16 scale max |q| sum |k|, which is more than it
- * should be only if a key is largest, by far, in a channel in which the query is smallest.
+ * largest output, but for two cases that need values of very different sizes: a logit is off by at
+ * most 2^-16 scale max |q| sum |k|, which matters if a key is largest, by far, where the query is
+ * smallest; and the output by 2^-18 of the largest |v|, which matters if nearly all weight lies on
+ * values of nearly nothing.
  *
  * The result does not depend on parallel_for, bit for bit, nor on how many queries one call holds,
  * as long as they are one or n_q g <= 16, or else n_q g > 16: many rows are computed in another

@@ -116,11 +116,12 @@ void model_attention(const struct cache_model *m, const struct model_seq *s, int
             largest = fmax(largest, fabs(want->out[d]));
     }
     /* Where values or products cancel, fp32 is held to a few ulp of what cancels, and products of
-     * 16-bit integers to one of theirs; those lose weights of 2^-31 of the largest. */
+     * 16-bit integers to one of theirs: of the largest element of a query, and of values whose
+     * weights are small beside those of tokens that have none. */
     const bool exact = options->exact;
     const double ulps = (exact ? 0x1p-21 : 0x1p-16) * magnitude;
     want->tolerance = (exact ? 2e-5 : 2e-4) * fmax(largest, 0.05 * spread) + ulps * spread +
-                      0x1p-126 + (exact ? 0 : 0x1p-30) * farthest;
+                      0x1p-126 + (exact ? 0 : 0x1p-18) * farthest;
     want->mass_error = 2 * ulps;
     want->lse_tolerance = 1e-5 * fmax(1, fabs(want->lse)) + ulps;
 }

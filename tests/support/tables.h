@@ -12,20 +12,22 @@
 
 #include "kvc/base.h"
 
+enum { MAX_TABLES = 4 };
+
 struct tables {
     size_t n;
-    kvc_ctx *ctx[4]; /* "ref" first */
+    kvc_ctx *ctx[MAX_TABLES]; /* "ref" first */
 };
 
 static inline int tables_setup(void **state)
 {
-    static const char *const names[] = {"ref", "avx2", "avx512", "vnni"};
+    static const char *const names[MAX_TABLES] = {"ref", "avx2", "avx512", "vnni"};
     struct tables *t = calloc(1, sizeof(*t));
 
     if (t == NULL) {
         return -1;
     }
-    for (size_t i = 0; i < 4; i++) {
+    for (size_t i = 0; i < MAX_TABLES; i++) {
         const kvc_ctx_params params = {.struct_size = sizeof(params), .kernels = names[i]};
         const kvc_status status = kvc_ctx_create(&params, &t->ctx[t->n]);
 
