@@ -3,7 +3,7 @@
 # gemma only where it is asked for.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. examples/packages.sh
+. examples/script.sh
 
 models=build/models
 reference=/usr/share/debian-reference/debian-reference.en.txt.gz

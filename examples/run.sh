@@ -3,17 +3,11 @@
 # on a 4-bit cache, and compares the presets. Under ten minutes on two cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. examples/packages.sh
+. examples/script.sh
 
 model=build/models/SmolLM2-135M-Instruct.Q4_1.gguf
 text=build/models/text.txt
 engine=build/release/bin/kvc-engine
-
-# step TEXT: says what comes next and how long it has taken so far.
-step()
-{
-    printf '\n== %s (%d s)\n' "$1" "$SECONDS" >&2
-}
 
 step "packages"
 need_packages gcc libc6-dev cmake ninja-build pkg-config libopenblas-dev libpcre2-dev \

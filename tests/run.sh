@@ -3,17 +3,11 @@
 # FUZZ_SECONDS: time of each fuzz target, 60 by default.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. examples/packages.sh
+. examples/script.sh
 
 export CC=gcc CXX=g++
 jobs=$(nproc)
 closing=()
-
-# step TEXT: says what comes next and how long it has taken so far.
-step()
-{
-    printf '\n== %s (%d s)\n' "$1" "$SECONDS"
-}
 
 # check PRESET: configures, builds and tests; keeps ctest's closing lines.
 check()

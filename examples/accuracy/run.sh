@@ -6,7 +6,7 @@
 # --quick.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-. examples/packages.sh
+. examples/script.sh
 
 out=build/accuracy
 engine=build/release/bin/kvc-engine
@@ -26,12 +26,6 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-
-# step TEXT: says what comes next and how long it has taken so far.
-step()
-{
-    printf '\n== %s (%d s)\n' "$1" "$SECONDS" >&2
-}
 
 # score NAME MODEL TEXT CHUNKS RECIPES OPTIONS...: a table, and its rows in a file of their own; once.
 score()

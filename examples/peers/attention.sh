@@ -5,17 +5,11 @@
 # of kvc-bench peer; without any it takes three minutes more.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-. examples/packages.sh
+. examples/script.sh
 
 out=build/peers
 venv=build/peers-venv
 version=0.3.36
-
-# step TEXT: says what comes next and how long it has taken so far.
-step()
-{
-    printf '\n== %s (%d s)\n' "$1" "$SECONDS" >&2
-}
 
 case ${1:-} in
 --help | -h)
@@ -38,8 +32,7 @@ step "build"
 cmake --preset release -DKVC_TESTS=OFF >/dev/null
 cmake --build --preset release --target kvc-bench
 step "attention"
-build/release/bin/kvc-bench peer "$@" --json >"$out/attention.json.new"
-mv "$out/attention.json.new" "$out/attention.json"
+into "$out/attention.json" build/release/bin/kvc-bench peer "$@" --json
 python3 - "$out/attention.json" <<'EOF'
 import json, sys
 print("heads  kv heads    n_kv  format  threads  ggml's layout   ours us   ggml us   ratio  middle half")

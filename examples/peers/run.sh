@@ -5,7 +5,7 @@
 # with --quick a quarter of an hour, a chunk of each text and no long one.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-. examples/packages.sh
+. examples/script.sh
 
 out=build/peers
 venv=build/peers-venv
@@ -30,22 +30,6 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-
-# step TEXT: says what comes next and how long it has taken so far.
-step()
-{
-    printf '\n== %s (%d s)\n' "$1" "$SECONDS" >&2
-}
-
-# into FILE COMMAND...: the file appears when the command has ended well.
-into()
-{
-    local file=$1
-
-    shift
-    "$@" >"$file.new"
-    mv "$file.new" "$file"
-}
 
 # measure NAME MODEL TEXT OPTIONS...: rows of the result, in a file of their own.
 measure()

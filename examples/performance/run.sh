@@ -5,7 +5,7 @@
 # examples/peers/attention.sh has installed ggml, it runs beside. Ten minutes on two cores, six with --quick.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-. examples/packages.sh
+. examples/script.sh
 
 out=build/performance
 bench=build/release/bin/kvc-bench
@@ -23,12 +23,6 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-# step TEXT: says what comes next and how long it has taken so far.
-step()
-{
-    printf '\n== %s (%d s)\n' "$1" "$SECONDS" >&2
-}
-
 # measure NAME COMMAND OPTIONS...: the JSON of a command; the file appears when it has ended well.
 measure()
 {
@@ -36,8 +30,7 @@ measure()
 
     step "$*"
     shift
-    "$bench" "$@" --seconds "$seconds" --json >"$file.new"
-    mv "$file.new" "$file"
+    into "$file" "$bench" "$@" --seconds "$seconds" --json
 }
 
 step "packages"

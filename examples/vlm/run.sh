@@ -6,7 +6,7 @@
 # cores, under two with --quick.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-. examples/packages.sh
+. examples/script.sh
 
 out=build/vlm
 model=examples/vlm/model.gguf
@@ -32,22 +32,6 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-
-# step TEXT: says what comes next and how long it has taken so far.
-step()
-{
-    printf '\n== %s (%d s)\n' "$1" "$SECONDS" >&2
-}
-
-# into FILE COMMAND...: the file appears when the command has ended well.
-into()
-{
-    local file=$1
-
-    shift
-    "$@" >"$file.new"
-    mv "$file.new" "$file"
-}
 
 # overlay NAME SEED KIND OPTIONS...: a picture with what is left of its patches.
 overlay()

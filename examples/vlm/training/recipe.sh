@@ -4,7 +4,7 @@
 # (PYTHON names the interpreter) and the build of the target vlm_lesson.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
-. examples/packages.sh
+. examples/script.sh
 
 work=build/training
 python=${PYTHON:-python3}

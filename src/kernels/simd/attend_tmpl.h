@@ -9,26 +9,6 @@
 #include "../kernels.h"
 #include "../page.h"
 
-/* exp by 2^n exp(r), |r| <= ln 2 / 2, and the Taylor polynomial of degree 7 (error 5e-9). Below
- * -87.3 zero, not a subnormal; NaN stays. */
-static inline vf v_exp(vf x)
-{
-    const vf low = v_set1(-87.3f);
-    const vf a = v_min(v_set1(88.3f), v_max(low, x));
-    const vi i = i_round(v_mul(a, v_set1(0x1.715476p+0f)));
-    const vf n = v_from_i(i);
-    const vf r = v_fma(n, v_set1(0x1.05c610p-29f), v_fma(n, v_set1(-0x1.62e430p-1f), a));
-    vf p = v_set1(1.0f / 5040);
-    p = v_fma(p, r, v_set1(1.0f / 720));
-    p = v_fma(p, r, v_set1(1.0f / 120));
-    p = v_fma(p, r, v_set1(1.0f / 24));
-    p = v_fma(p, r, v_set1(1.0f / 6));
-    p = v_fma(p, r, v_set1(0.5f));
-    p = v_fma(p, r, v_set1(1.0f));
-    p = v_fma(p, r, v_set1(1.0f));
-    return v_select(v_lt(x, low), v_zero(), v_exp2_scale(p, i));
-}
-
 /* The running maximum and sum of one row, taken over one chunk further. */
 struct row_state {
     float m, shrink, l;

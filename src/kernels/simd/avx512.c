@@ -5,6 +5,8 @@
 /* The templates; each uses the words above. */
 #include "quant_tmpl.h"
 
+#include "exp_tmpl.h"
+
 #include "lines_tmpl.h"
 
 #include "dots_tmpl.h"

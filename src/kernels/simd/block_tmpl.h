@@ -53,11 +53,6 @@ static inline void transpose_bits(uint64_t *words)
         }
 }
 
-static inline uint64_t low_bits(uint32_t n)
-{
-    return n ? ~UINT64_C(0) >> (64 - n) : 0;
-}
-
 static inline void look(const struct kvc_attend_page *page, uint32_t n_rows, struct sight *sight)
 {
     const uint64_t held = low_bits(page->n_rows);
@@ -280,36 +275,6 @@ V_INLINE bool four_next(size_t n, size_t left)
     return lines_at_once(n) == 6 && (left == 4 || left == 8);
 }
 
-/* exp of numbers that are not above 0, with the polynomial of degree 5 that is best between +-ln 2
- * / 2 (error 1.1e-7). Below -87.3 zero, not a subnormal; NaN stays. */
-static inline vf v_exp_down(vf x)
-{
-    const vf low = v_set1(-87.3f), one = v_set1(1.0f), a = v_max(low, x);
-    const vi i = i_round(v_mul(a, v_set1(0x1.715476p+0f)));
-    const vf r = v_fma(v_from_i(i), v_set1(-0x1.62e430p-1f), a);
-    vf p = v_set1(0x1.10621ep-7f);
-    p = v_fma(p, r, v_set1(0x1.572adap-5f));
-    p = v_fma(p, r, v_set1(0x1.5557b0p-3f));
-    p = v_fma(p, r, v_set1(0x1.fffdfap-2f));
-    p = v_fma(p, r, one);
-    p = v_fma(p, r, one);
-    return v_select(v_lt(x, low), v_zero(), v_exp2_scale(p, i));
-}
-
-/* tanh: near 0 by Cephes' polynomial, elsewhere by exp(-2 |x|). NaN stays. */
-static inline vf v_tanh(vf x)
-{
-    const vf a = v_abs(x), square = v_mul(x, x), one = v_set1(1.0f);
-    const vf e = v_exp(v_mul(a, v_set1(-2.0f)));
-    const vf far = v_copysign(v_div(v_sub(one, e), v_add(one, e)), x);
-    vf p = v_set1(-5.70498872745e-3f);
-    p = v_fma(p, square, v_set1(2.06390887954e-2f));
-    p = v_fma(p, square, v_set1(-5.37397155531e-2f));
-    p = v_fma(p, square, v_set1(1.33314422036e-1f));
-    p = v_fma(p, square, v_set1(-3.33332819422e-1f));
-    return v_select(v_lt(a, v_set1(0.625f)), v_fma(v_mul(p, square), x, x), far);
-}
-
 /* How products become scores. */
 struct scoring {
     const float *token, *bias;
@@ -340,7 +305,7 @@ V_INLINE vf score(const struct scoring *how, size_t t, size_t row, vf product, v
 {
     vf s = v_fma(product, v_set1(how->token[t]), shift);
     if (how->softcap > 0.0f)
-        s = v_mul(v_set1(how->softcap), v_tanh(v_div(s, v_set1(how->softcap))));
+        s = v_softcap(s, how->softcap);
     if (how->bias)
         s = v_add(s, v_set1(how->bias[t]));
     return how->row ? v_select(m_bits(how->row[t] >> row), s, v_set1(-INFINITY)) : s;
@@ -408,8 +373,7 @@ V_INLINE void panel_weights(size_t n, struct block *b, size_t first_row, const s
         const size_t row = first_row + k * VLEN;
         const vf old = v_load(b->m + row);
         m[k] = v_max(max[k], old);
-        v_store(b->shrink + row,
-                v_select(v_lt(old, m[k]), v_exp_down(v_sub(old, m[k])), v_set1(1.0f)));
+        v_store(b->shrink + row, v_select(v_lt(old, m[k]), v_exp(v_sub(old, m[k])), v_set1(1.0f)));
         /* A row that sees nothing may have m = -inf, and -inf less that is NaN. */
         from[k] = v_select(m_bits(sight->rows >> row), m[k], v_zero());
         sum[k] = v_zero();
@@ -418,7 +382,7 @@ V_INLINE void panel_weights(size_t n, struct block *b, size_t first_row, const s
         V_UNROLL
         for (size_t k = 0; k < n; k++) {
             float *at = s + (t * n + k) * VLEN;
-            const vf weight = v_exp_down(v_sub(v_load(at), from[k]));
+            const vf weight = v_exp(v_sub(v_load(at), from[k]));
             sum[k] = v_add(sum[k], weight);
             v_store(at, weight);
         }

@@ -1,7 +1,7 @@
 /*
  * rows_tmpl.h - template of the SIMD kernel of attention over rows of an engine.
- * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h and rows_avx2.h, v_exp() and
- * scale_row() of attend_tmpl.h, ROW_MAX and sum_of() of dots_tmpl.h.
+ * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h and rows_avx2.h, and those of
+ * exp_tmpl.h, dots_tmpl.h, scores_tmpl.h and attend_tmpl.h.
  *
  * Keys are worked on by spans, and a span by all heads before the next one: in most caches the rows
  * of a token lie together, and those of one head lie a page of memory apart. While a span is read,
@@ -143,10 +143,7 @@ static inline float round_block(const float *x, int16_t *to)
         memset(to, 0, KVC_BLOCK * sizeof(*to));
         return 0.0f;
     }
-    const vf by = v_set1(ROW_MAX / largest);
-    for (uint32_t i = 0; i < KVC_BLOCK; i += VLEN)
-        i_store_low16(to + i, i_round(v_mul(v_load(x + i), by)));
-    return largest / ROW_MAX;
+    return to_integers(largest, x, KVC_BLOCK, to, NULL);
 }
 
 /*
@@ -203,7 +200,7 @@ static inline uint64_t seen_keys(const struct kvc_rows_tile *tile, uint32_t row,
     n = tile->n_seen[row] - first < n ? tile->n_seen[row] - first : n;
     for (uint32_t t = 0; tile->mask && t < n; t += VLEN)
         closed |= m_lanes(v_lt(load_mask(tile, row, first + t), v_set1(-FLT_MAX))) << t;
-    return ~UINT64_C(0) >> (64 - n) & ~closed;
+    return low_bits(n) & ~closed;
 }
 
 static inline struct key_span span_at(const struct kvc_rows_tile *tile, uint32_t first)
@@ -441,14 +438,6 @@ static inline void span_products(const struct kvc_rows_tile *tile, const struct 
     }
 }
 
-/* cap * tanh(x / cap), by exp(-2 |x / cap|): the error is that of cap. */
-static inline vf cap_softly(vf x, float cap)
-{
-    const vf a = v_mul(x, v_set1(1.0f / cap)), one = v_set1(1.0f);
-    const vf y = v_exp(v_mul(v_abs(a), v_set1(-2.0f)));
-    return v_mul(v_copysign(v_div(v_sub(one, y), v_add(one, y)), a), v_set1(cap));
-}
-
 /* Turns the products of a row into weights, 0 where nothing is seen, and takes its maximum and sum
  * further. */
 static inline void span_weights(const struct kvc_rows_tile *tile, const struct key_span *span,
@@ -459,7 +448,7 @@ static inline void span_weights(const struct kvc_rows_tile *tile, const struct k
     for (uint32_t t = 0; t < span->n; t += VLEN) {
         vf x = v_mul(v_load(s + t), v_set1(tile->scale));
         if (tile->softcap > 0.0f)
-            x = cap_softly(x, tile->softcap);
+            x = v_softcap(x, tile->softcap);
         if (tile->mask)
             x = v_add(x, load_mask(tile, row, span->first + t));
         max = v_max(v_select(m_bits(seen >> t), x, v_set1(-INFINITY)), max);

@@ -1,6 +1,6 @@
 /*
  * scores_tmpl.h - template of the logits of query rows over one page.
- * Parameters: VLEN, the words of vec_avx2.h, and those of lines_tmpl.h and dots_tmpl.h.
+ * Parameters: VLEN, the words of vec_avx2.h, and those of exp_tmpl.h, lines_tmpl.h and dots_tmpl.h.
  *
  * A score is the product of a query row with the line of a token: of floats, or, if the tile is not
  * exact and the page holds codes, of integers.
@@ -18,9 +18,14 @@ struct seen {
     uint64_t mask[KVC_TILE_ROWS], any;
 };
 
+static inline uint64_t low_bits(uint32_t n)
+{
+    return n ? ~UINT64_C(0) >> (64 - n) : 0;
+}
+
 static inline uint64_t held_rows(const struct kvc_attend_page *page)
 {
-    return page->n_rows ? ~UINT64_C(0) >> (KVC_PAGE_ROWS - page->n_rows) : 0;
+    return low_bits(page->n_rows);
 }
 
 static inline struct seen seen_rows(const struct kvc_attend_page *page, uint32_t n_rows)
@@ -207,9 +212,9 @@ static inline void divide_keys(struct int_keys *keys, const struct kvc_page_layo
     }
 }
 
-/* x = integers times what is returned plus a rest, which becomes x if it is wanted; n is a multiple
- * of VLEN, and largest the largest magnitude. */
-V_INLINE float to_integers(float largest, bool rest, float *x, uint32_t n, int16_t *to)
+/* x = integers times what is returned plus rest, which may be NULL, or x; n is a multiple of VLEN,
+ * and largest the largest magnitude. */
+V_INLINE float to_integers(float largest, const float *x, uint32_t n, int16_t *to, float *rest)
 {
     const float step = largest / ROW_MAX;
     const vf by = v_set1(ROW_MAX / largest);
@@ -218,7 +223,7 @@ V_INLINE float to_integers(float largest, bool rest, float *x, uint32_t n, int16
         const vi integers = i_round(v_mul(a, by));
         i_store_low16(to + i, integers);
         if (rest)
-            v_store(x + i, v_fma(v_from_i(integers), v_set1(-step), a));
+            v_store(rest + i, v_fma(v_from_i(integers), v_set1(-step), a));
     }
     return step;
 }
@@ -246,7 +251,7 @@ static inline void arrange_row(struct int_keys *keys, uint32_t d8, uint32_t slot
     if (isnan(largest))
         keys->scale[slot] = NAN;
     else if (largest >= TINY)
-        keys->scale[slot] = to_integers(largest, true, x, (d8 + VLEN - 1u) / VLEN * VLEN, integers);
+        keys->scale[slot] = to_integers(largest, x, (d8 + VLEN - 1u) / VLEN * VLEN, integers, x);
     arrange(keys->codes, keys->split, integers, (d8 + size - 1) / size * size, to);
     for (uint32_t i = 0; i < keys->n_segments; i++) {
         const struct segment *s = &keys->segments[i];
@@ -469,13 +474,11 @@ static inline void page_scores(const struct kvc_attend_tile *tile,
         const uint32_t row = seen->row[i];
         const vf shift = v_set1(tile->scale * add[i] + (tile->shift ? tile->shift[row] : 0.0f));
         float *s = scores + row * stride;
-        for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN)
-            v_store(s + t, v_add(v_load(products + t), shift));
-        for (uint64_t left = tile->softcap > 0.0f ? seen->mask[i] : 0; left; left &= left - 1) {
-            const int t = __builtin_ctzll(left);
-            s[t] = tile->softcap * tanhf(s[t] / tile->softcap);
+        for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN) {
+            vf x = v_add(v_load(products + t), shift);
+            if (tile->softcap > 0.0f)
+                x = v_softcap(x, tile->softcap);
+            v_store(s + t, page->bias ? v_add(x, v_load(page->bias + t)) : x);
         }
-        for (uint32_t t = 0; page->bias && t < KVC_PAGE_ROWS; t += VLEN)
-            v_store(s + t, v_add(v_load(s + t), v_load(page->bias + t)));
     }
 }

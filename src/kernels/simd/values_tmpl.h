@@ -191,7 +191,7 @@ static inline void add_weight_row(const struct kvc_attend_tile *tile,
     if (isnan(sum))
         memset(integers, 0, n * sizeof(*integers));
     else
-        scale = to_integers(largest, false, x, n, integers);
+        scale = to_integers(largest, x, n, integers, NULL);
     rows->place[rows->n] = (uint8_t)place;
     rows->scale[rows->n] = scale;
     rows->bias[rows->n] = bias_of(values->codes) * sum_of(integers, n);
@@ -283,7 +283,7 @@ static inline void add_group(const struct kvc_attend_tile *tile, const struct ch
     for (uint32_t k = 0; k < n_again; k++) {
         int16_t integers[CHUNK_TOKENS];
         const float sum = weigh(tile, chunk, values, again[k], x, &largest);
-        const float step = to_integers(largest, true, x, values->n_pages * KVC_PAGE_ROWS, integers);
+        const float step = to_integers(largest, x, values->n_pages * KVC_PAGE_ROWS, integers, x);
         add_weight_row(tile, values, again[k], REST_OF(step), sum, x, &rests);
     }
     add_channels_of(tile, chunk, values, &rests, ahead);

@@ -3,6 +3,8 @@
 #include "vec_vnni.h"
 
 /* The templates; each uses the words above. */
+#include "exp_tmpl.h"
+
 #include "lines_tmpl.h"
 
 #include "dots_tmpl.h"

@@ -1,5 +1,23 @@
-# packages.sh - for the scripts: need_packages NAME... installs the Debian packages that are missing.
+# script.sh - what the scripts share.
 # shellcheck shell=bash
+
+# step TEXT: says what comes next and how long it has taken so far.
+step()
+{
+    printf '\n== %s (%d s)\n' "$1" "$SECONDS" >&2
+}
+
+# into FILE COMMAND...: the file appears when the command has ended well.
+into()
+{
+    local file=$1
+
+    shift
+    "$@" >"$file.new"
+    mv "$file.new" "$file"
+}
+
+# need_packages NAME...: installs the Debian packages that are missing.
 need_packages()
 {
     local missing=() name
