@@ -446,6 +446,83 @@ static void scores_are_the_softmax_masses(void **state)
     }
 }
 
+/* Single tokens and several, over more than a block, with holes. */
+static void scores_of_long_sequences_are_the_softmax_masses(void **state)
+{
+    const struct tables *tables = *state;
+
+    for (size_t i = 0; i < tables->n; i++) {
+        kvc_cache_params p = drive_params();
+        kvc_attend_options o = {.struct_size = 0};
+        uint64_t rng = 14;
+        struct model_seq *s;
+
+        p.score_mode = KVC_SCORE_TOKEN;
+        s = start_mixed(tables->ctx[i], p, 1500, &rng);
+        drive_remove(&m, s, 300, 420);
+        kvc_attend_options_default(m.cache, &o);
+        o.accumulate = true;
+        for (int step = 0; step < 3; step++) {
+            o.window = step == 1 ? 700 : 0;
+            o.softcap = step == 2 ? 3 : 0;
+            drive_attend(&m, s, 0, 1, &o, &rng);
+            drive_attend(&m, s, 1, 1, &o, &rng);
+            drive_feed(&m, s, 1, &rng, 1);
+        }
+        drive_attend(&m, s, 1, 3, &o, &rng);
+        check_all(&m);
+        model_close(&m);
+    }
+}
+
+/* Of several sequences at once, some with one query token: the scores of single calls. */
+static void a_batch_gives_the_scores_of_single_calls(void **state)
+{
+    const struct tables *tables = *state;
+    static float want[200], scores[200];
+
+    for (size_t i = 0; i < tables->n; i++)
+        for (kvc_score_mode mode = KVC_SCORE_PAGE; mode <= KVC_SCORE_TOKEN; mode++) {
+            kvc_cache_params p = drive_params();
+            kvc_attend_options o = {.struct_size = 0};
+            kvc_attend_item items[2];
+            kvc_view q[2], out[2];
+            struct model_seq *s[4];
+            uint64_t rng = 15;
+            size_t n;
+
+            p.score_mode = mode;
+            p.max_sequences = 4;
+            s[0] = start_mixed(tables->ctx[i], p, 200, &rng);
+            for (int j = 1; j < 4; j++)
+                s[j] = drive_fork(&m, s[0]);
+            kvc_attend_options_default(m.cache, &o);
+            o.accumulate = true;
+            for (size_t j = 0; j < 2; j++) {
+                q[j] = queries(q_data + j * 1024, j * 20 + 1, &rng);
+                out[j] = outputs(out_data + j * 1024, j * 20 + 1);
+                items[j] = (kvc_attend_item){.struct_size = sizeof(items[j]),
+                                             .seq = s[2 + j]->handle,
+                                             .q = &q[j],
+                                             .out = &out[j]};
+                assert_int_equal(kvc_attend(m.cache, s[j]->handle, 1, &q[j], &o, &out[j], NULL),
+                                 KVC_OK);
+            }
+            assert_int_equal(kvc_attend_batch(m.cache, 1, items, 2, &o), KVC_OK);
+            for (int j = 0; j < 2; j++) {
+                assert_int_equal(
+                    kvc_seq_read_rows(m.cache, s[j]->handle, 1, 1, 200, NULL, NULL, NULL, want, &n),
+                    KVC_OK);
+                assert_int_equal(kvc_seq_read_rows(m.cache, s[2 + j]->handle, 1, 1, 200, NULL, NULL,
+                                                   NULL, scores, &n),
+                                 KVC_OK);
+                assert_true(want[100] > 0);
+                assert_memory_equal(scores, want, sizeof(want));
+            }
+            model_close(&m);
+        }
+}
+
 /* A query that is not finite adds no mass; the others add theirs, whatever the path. */
 static void nonfinite_queries_leave_scores_alone(void **state)
 {
@@ -611,6 +688,8 @@ int main(void)
         cmocka_unit_test(a_batch_gives_the_results_of_single_calls),
         cmocka_unit_test(nonfinite_queries_reach_their_own_row_only),
         cmocka_unit_test(scores_are_the_softmax_masses),
+        cmocka_unit_test(scores_of_long_sequences_are_the_softmax_masses),
+        cmocka_unit_test(a_batch_gives_the_scores_of_single_calls),
         cmocka_unit_test(nonfinite_queries_leave_scores_alone),
         cmocka_unit_test(page_scores_are_given_to_the_rows_in_equal_parts),
         cmocka_unit_test(keeps_the_last_query_rows),

@@ -18,8 +18,8 @@ struct call {
     int32_t layer;
     kvc_attend_options options;
     size_t n_items, n_units, n_lanes, n_parts;
-    bool score_pages;  /* add page masses from the partial results */
-    bool score_passes; /* add masses in a second pass over the pages */
+    bool scores; /* add masses: of single query tokens from the partial results, of others in a
+                  * second pass over the pages */
 };
 
 static size_t up16(size_t n)
@@ -85,12 +85,19 @@ static struct lane lane_at(const kvc_cache *cache, size_t i)
     return lane;
 }
 
-/* A part: m, l and o of all heads, and m and l of its pages if page masses are wanted. */
+/* What masses are made of, for a head of a part: m, l and weights of its pages. */
+static size_t mass_floats(const kvc_cache_params *p)
+{
+    return p->score_mode == KVC_SCORE_NONE   ? 0
+           : p->score_mode == KVC_SCORE_PAGE ? 2 * KVC_TILE_PAGES
+                                             : (2 + KVC_PAGE_ROWS) * KVC_TILE_PAGES;
+}
+
+/* A part: m, l and o of all heads, and what masses are made of. */
 size_t kvc_attend_part_floats(const kvc_cache_params *p)
 {
     const size_t n = (size_t)p->n_heads;
-    const size_t pages = p->score_mode == KVC_SCORE_PAGE ? 2 * n * KVC_TILE_PAGES : 0;
-    return 2 * up16(n) + n * kvc_attend_stride((size_t)p->head_dim_v) + up16(pages);
+    return 2 * up16(n) + n * (kvc_attend_stride((size_t)p->head_dim_v) + mass_floats(p));
 }
 
 static struct kvc_attend_part part_at(const kvc_cache *cache, size_t i, size_t row)
@@ -105,12 +112,16 @@ static struct kvc_attend_part part_at(const kvc_cache *cache, size_t i, size_t r
     };
 }
 
-/* m of the pages of a tile that begins at that row, [KVC_TILE_PAGES][rows of the tile]; l follows.
- */
-static float *part_pages(const kvc_cache *cache, size_t i, size_t row)
+/* What masses are made of, for a tile of n rows that begins at that row. */
+static struct kvc_attend_masses part_masses(const kvc_cache *cache, size_t i, size_t row, size_t n)
 {
-    const size_t n_heads = (size_t)cache->params.n_heads;
-    return part_at(cache, i, n_heads).o + row * 2 * KVC_TILE_PAGES;
+    const kvc_cache_params *p = &cache->params;
+    float *base = part_at(cache, i, (size_t)p->n_heads).o + row * mass_floats(p);
+    return (struct kvc_attend_masses){
+        .m = base,
+        .l = base + n * KVC_TILE_PAGES,
+        .weights = p->score_mode == KVC_SCORE_TOKEN ? base + 2 * n * KVC_TILE_PAGES : NULL,
+    };
 }
 
 /* A tile of query rows of one KV head. */
@@ -315,9 +326,10 @@ static struct kvc_attend_tile kernel_tile(const struct call *call, const struct 
     };
 }
 
-/* The partial result of a block; pages is NULL or where m and l of its pages go. */
+/* The partial result of a block; masses is NULL or where what they are made of goes. */
 static void attend_block(const struct call *call, const struct tile *tile, const struct lane *lane,
-                         int32_t i, const struct kvc_attend_part *to, float *pages)
+                         int32_t i, const struct kvc_attend_part *to,
+                         const struct kvc_attend_masses *masses)
 {
     struct block block;
     find_block(call, tile, i, &block);
@@ -326,16 +338,15 @@ static void attend_block(const struct call *call, const struct tile *tile, const
             to->m[r] = -INFINITY;
             to->l[r] = 0.0f;
         }
+        if (masses)
+            memset(masses->l, 0, (size_t)tile->n_rows * KVC_TILE_PAGES * sizeof(float));
         memset(to->o, 0,
                (size_t)tile->n_rows * kvc_attend_stride((size_t)call->cache->params.head_dim_v) *
                    sizeof(float));
         return;
     }
     struct kvc_attend_tile job = kernel_tile(call, tile, &block, lane, to);
-    if (pages) {
-        job.page_m = pages;
-        job.page_l = pages + (size_t)KVC_TILE_PAGES * (size_t)tile->n_rows;
-    }
+    job.masses = masses;
     if (tile->info->tile_rows > KVC_TILE_ROWS)
         call->cache->ctx->k->attend_block(&call->cache->ctx->queue, &job);
     else
@@ -413,7 +424,7 @@ static void attend_tile(const struct call *call, const struct tile *tile, struct
         merge(call->cache, &lane->sum, &lane->part, tile->n_rows);
     }
     finish(call->cache, tile, &lane->sum, lane->lse);
-    if (call->score_passes)
+    if (call->scores)
         score_tile(call, tile, lane);
 }
 
@@ -423,11 +434,17 @@ static size_t part_row(const kvc_cache *cache, const struct tile *tile)
     return (size_t)tile->kv_head * (size_t)cache->group + (size_t)tile->first;
 }
 
+/* The tiles of a head add to the same scores, so that they are one unit. */
+static bool is_whole(const struct call *call, const struct kvc_attend_info *info)
+{
+    return call->scores && !info->split;
+}
+
 static size_t units_of(const struct call *call, const struct kvc_attend_info *info)
 {
     const size_t heads = (size_t)call->cache->params.n_kv_heads;
-    if (call->score_passes)
-        return heads; /* the tiles of a head add to the same scores */
+    if (is_whole(call, info))
+        return heads;
     return heads * (size_t)info->n_tiles * (info->split ? (size_t)info->n_blocks : 1);
 }
 
@@ -444,7 +461,7 @@ static void run_unit(const struct call *call, struct lane *lane, size_t unit)
     }
     const struct kvc_attend_info *info = &cache->infos[low];
     int32_t i = (int32_t)(unit - info->first_unit);
-    if (call->score_passes) {
+    if (is_whole(call, info)) {
         for (int32_t t = 0; t < info->n_tiles; t++) {
             const struct tile tile = tile_at(cache, info, i, t);
             attend_tile(call, &tile, lane);
@@ -460,9 +477,9 @@ static void run_unit(const struct call *call, struct lane *lane, size_t unit)
     }
     const size_t part = info->first_part + (size_t)block, row = part_row(cache, &tile);
     const struct kvc_attend_part to = part_at(cache, part, row);
+    const struct kvc_attend_masses masses = part_masses(cache, part, row, (size_t)tile.n_rows);
     load_q(call, &tile, lane);
-    attend_block(call, &tile, lane, block, &to,
-                 call->score_pages ? part_pages(cache, part, row) : NULL);
+    attend_block(call, &tile, lane, block, &to, call->scores ? &masses : NULL);
 }
 
 static void run_lane(void *arg, size_t i)
@@ -473,24 +490,39 @@ static void run_lane(void *arg, size_t i)
         run_unit(call, &lane, unit);
 }
 
-/* Page masses of one tile of one query token, from the partial results. */
-static void score_pages(const struct call *call, const struct tile *tile, const float *lse)
+/* Where the masses of the pages of a block are added; NULL: nowhere. */
+static void find_masses(const struct call *call, const struct tile *tile, int32_t i,
+                        float *mass[KVC_TILE_PAGES])
 {
     const kvc_cache *cache = call->cache;
-    const int32_t pair = kvc_pair(cache, call->layer, tile->kv_head), n = tile->n_rows;
-    const float weight = log_weight(cache, tile->info->seq, tile->info->seq->n_tokens - 1);
-    for (int32_t i = 0; i < tile->info->n_blocks; i++) {
-        const float *m =
-            part_pages(cache, tile->info->first_part + (size_t)i, part_row(cache, tile));
-        const float *l = m + (size_t)KVC_TILE_PAGES * (size_t)n;
-        struct block block;
-        find_block(call, tile, i, &block);
-        for (uint32_t p = 0; p < block.n_pages; p++)
-            for (int32_t r = 0; r < n && block.columns[p]; r++)
-                if (l[p * (uint32_t)n + (uint32_t)r] > 0.0f && isfinite(lse[r]))
-                    *kvc_slot_scores(cache, block.columns[p], pair) +=
-                        l[p * (uint32_t)n + (uint32_t)r] *
-                        expf(m[p * (uint32_t)n + (uint32_t)r] - lse[r] + weight);
+    const struct kvc_sequence *seq = tile->info->seq;
+    const int32_t pair = kvc_pair(cache, call->layer, tile->kv_head);
+    const int32_t first = i * KVC_TILE_PAGES - (cache->params.sink_tokens > 0);
+    for (int32_t p = 0; p < KVC_TILE_PAGES; p++) {
+        const int32_t slot = first + p;
+        mass[p] = slot < 0 || slot >= seq->n_slots
+                      ? NULL
+                      : kvc_slot_scores(cache, kvc_slot(cache, seq, slot), pair);
+        for (size_t at = 0; at < cache->score_bytes && mass[p]; at += 64) /* they lie far apart */
+            __builtin_prefetch((const char *)mass[p] + at, 1);
+    }
+}
+
+/* Masses of one tile of one query token, from the partial results. */
+static void score_parts(const struct call *call, const struct tile *tile, float *lse)
+{
+    const kvc_cache *cache = call->cache;
+    const struct kvc_attend_info *info = tile->info;
+    float *mass[2][KVC_TILE_PAGES];
+    for (int32_t r = 0; r < tile->n_rows; r++)
+        lse[r] -= log_weight(cache, info->seq, info->seq->n_tokens - 1);
+    find_masses(call, tile, 0, mass[0]);
+    for (int32_t i = 0; i < info->n_blocks; i++) {
+        const size_t n = (size_t)tile->n_rows;
+        const struct kvc_attend_masses from =
+            part_masses(cache, info->first_part + (size_t)i, part_row(cache, tile), n);
+        find_masses(call, tile, i + 1, mass[(i + 1) % 2]);
+        cache->ctx->k->mass_parts(&cache->ctx->queue, &from, n, lse, mass[i % 2]);
     }
 }
 
@@ -512,8 +544,8 @@ static void run_merge(void *arg, size_t i)
             merge(cache, &sum, &part, tile.n_rows);
         }
         finish(cache, &tile, &sum, lse);
-        if (call->score_pages)
-            score_pages(call, &tile, lse);
+        if (call->scores)
+            score_parts(call, &tile, lse);
     }
 }
 
@@ -614,8 +646,7 @@ static void plan(struct call *call, const kvc_attend_item *items, size_t n_items
         struct kvc_sequence *seq = kvc_seq_find(cache, item->seq);
         if (item->q->n_tokens == 0)
             continue;
-        if ((call->score_pages || call->score_passes) &&
-            log_weight(cache, seq, seq->n_tokens - 1) > max_log_weight)
+        if (call->scores && log_weight(cache, seq, seq->n_tokens - 1) > max_log_weight)
             kvc_scores_rebase(cache, seq, seq->n_tokens - 1);
         struct kvc_attend_info *info = &cache->infos[call->n_items++];
         *info = (struct kvc_attend_info){
@@ -632,7 +663,7 @@ static void plan(struct call *call, const kvc_attend_item *items, size_t n_items
         info->tile_rows =
             info->n_q > 1 && n_rows > KVC_TILE_ROWS ? block_rows(&cache->params) : KVC_TILE_ROWS;
         info->n_tiles = (n_rows + info->tile_rows - 1) / info->tile_rows;
-        info->split = info->n_q == 1 && !call->score_passes;
+        info->split = info->n_q == 1;
         call->n_parts += info->split ? (size_t)info->n_blocks : 0;
         call->n_units += units_of(call, info);
     }
@@ -650,7 +681,6 @@ kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_attend_it
         KVC_TRY(
             kvc_struct_read(&call.options, sizeof(call.options), options, sizeof(call.options)));
     KVC_CHECK(options_ok(&call.options), KVC_E_ARG);
-    bool single = true;
     cache->n_calls++;
     for (size_t i = 0; i < n_items; i++) {
         const kvc_attend_item *item =
@@ -661,13 +691,9 @@ kvc_status kvc_attend_batch(kvc_cache *cache, int32_t layer, const kvc_attend_it
         struct kvc_sequence *seq = kvc_seq_find(cache, item->seq);
         KVC_CHECK(seq->in_call != cache->n_calls, KVC_E_ARG);
         seq->in_call = cache->n_calls;
-        single = single && item->q->n_tokens <= 1;
     }
 
-    if (call.options.accumulate && cache->params.score_mode != KVC_SCORE_NONE) {
-        call.score_pages = cache->params.score_mode == KVC_SCORE_PAGE && single;
-        call.score_passes = !call.score_pages;
-    }
+    call.scores = call.options.accumulate && cache->params.score_mode != KVC_SCORE_NONE;
     plan(&call, items, n_items);
     for (size_t i = 0; i < call.n_items && !cache->transform.ready; i++)
         kvc_transform_watch(cache, layer, cache->infos[i].seq, cache->infos[i].item->q);

@@ -172,9 +172,17 @@ struct kvc_attend_page {
     const uint8_t *data;
     const struct kvc_page_layout *layout;
     uint32_t n_rows;      /* rows that hold something */
-    uint32_t slot;        /* its number among all pages of the tile, left out or not; ascending */
+    uint32_t slot;        /* its number in the block, where others may be left out; ascending */
     const uint64_t *mask; /* [rows of the tile]: the page's rows that each query row sees */
     const float *bias;    /* [64], or NULL: of each row, added to its logit after the softcap */
+};
+
+/* What attention leaves of a block to make masses of (mass_parts()), by slot. */
+struct kvc_attend_masses {
+    float *m, *l;   /* [n_rows][KVC_TILE_PAGES]: of each page; l, relative to its m, is 0, and m
+                     * -inf, where nothing is seen */
+    float *weights; /* NULL, or [KVC_TILE_PAGES][n_rows][64]: exp(s - m), and 0 of what is not seen;
+                     * anything where l is 0 */
 };
 
 /*
@@ -199,12 +207,11 @@ struct kvc_attend_tile {
     bool exact;
     const float *q; /* [n_rows][stride], pads 0; stride is kvc_attend_stride(d_k) */
     float scale, softcap;
-    const float *shift; /* [n_rows], or NULL: zeros */
-    float *m, *l;       /* [n_rows] */
-    float *o;           /* [n_rows][kvc_attend_stride(d_v)] */
-    float *page_m,
-        *page_l; /* NULL, or [n_pages][n_rows]: l of each page is relative to its page_m */
-    float *work; /* kvc_attend_work_size() floats */
+    const float *shift;                     /* [n_rows], or NULL: zeros */
+    float *m, *l;                           /* [n_rows] */
+    float *o;                               /* [n_rows][kvc_attend_stride(d_v)] */
+    const struct kvc_attend_masses *masses; /* NULL, or what else to write; not by attend_block() */
+    float *work;                            /* kvc_attend_work_size() floats */
 };
 
 typedef kvc_status kvc_attend_pages_fn(const struct kvc_queue *queue,
@@ -315,6 +322,18 @@ typedef kvc_status kvc_merge_parts_fn(const struct kvc_queue *queue, struct kvc_
                                       const struct kvc_attend_part *part, size_t n_rows,
                                       size_t d_v);
 
+/*
+ * The masses of a block: with f = exp(m - lse[row]),
+ *
+ *     mass[slot][0] += sum over the rows of f l, or, if there are weights,
+ *     mass[slot][t] += sum over the rows of f weights[slot][row][t]
+ *
+ * A slot whose mass is NULL is left out; rows whose lse is not finite add nothing.
+ */
+typedef kvc_status kvc_mass_parts_fn(const struct kvc_queue *queue,
+                                     const struct kvc_attend_masses *from, size_t n_rows,
+                                     const float *lse, float *const *mass);
+
 /* dst row r (elements dst_stride apart) = o / l, or zeros where l is 0; lse[r] = m + ln l, or -inf.
  */
 typedef kvc_status kvc_finish_rows_fn(const struct kvc_queue *queue,
@@ -388,6 +407,7 @@ struct kvc_kernels {
     kvc_mass_pages_fn *mass_pages;
     kvc_attend_rows_fn *attend_rows;
     kvc_merge_parts_fn *merge_parts;
+    kvc_mass_parts_fn *mass_parts;
     kvc_finish_rows_fn *finish_rows;
     kvc_dot_rows_fn *dot_rows;
     kvc_lse_block_fn *lse_block;
@@ -426,6 +446,7 @@ kvc_mass_pages_fn kvc_mass_pages_ref, kvc_mass_pages_avx2, kvc_mass_pages_avx512
 kvc_attend_rows_fn kvc_attend_rows_ref, kvc_attend_rows_avx2, kvc_attend_rows_avx512,
     kvc_attend_rows_vnni;
 kvc_merge_parts_fn kvc_merge_parts_ref, kvc_merge_parts_avx2, kvc_merge_parts_avx512;
+kvc_mass_parts_fn kvc_mass_parts_ref, kvc_mass_parts_avx2, kvc_mass_parts_avx512;
 kvc_finish_rows_fn kvc_finish_rows_ref, kvc_finish_rows_avx2, kvc_finish_rows_avx512;
 kvc_dot_rows_fn kvc_dot_rows_ref, kvc_dot_rows_avx2, kvc_dot_rows_avx512;
 kvc_lse_block_fn kvc_lse_block_ref, kvc_lse_block_avx2, kvc_lse_block_avx512;

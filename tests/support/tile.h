@@ -144,7 +144,9 @@ static inline struct test_page random_page(int d_k, int d_v, uint32_t n_rows_of_
 struct test_tile {
     struct test_page page[PAGES];
     struct kvc_attend_page attend[PAGES];
+    uint32_t first_slot; /* pages lie in the slots from it on */
     struct kvc_attend_tile tile;
+    struct kvc_attend_masses masses;
     float *q, *shift; /* of tile */
     size_t q_size, o_size, r_size, p_size, w_size;
 };
@@ -155,7 +157,7 @@ static inline void tile_buffers(struct test_tile *t, int d_k, int d_v)
     t->q_size = tile->n_rows * kvc_attend_stride((size_t)d_k) * sizeof(float);
     t->o_size = tile->n_rows * kvc_attend_stride((size_t)d_v) * sizeof(float);
     t->r_size = tile->n_rows * sizeof(float);
-    t->p_size = tile->n_pages * t->r_size;
+    t->p_size = PAGES * t->r_size;
     t->w_size = kvc_attend_work_size((size_t)d_k) * sizeof(float);
     t->q = edge_new(t->q_size);
     memset(t->q, 0, t->q_size);
@@ -171,8 +173,11 @@ static inline void tile_buffers(struct test_tile *t, int d_k, int d_v)
     tile->m = edge_new(t->r_size);
     tile->l = edge_new(t->r_size);
     tile->o = edge_new(t->o_size);
-    tile->page_m = edge_new(t->p_size);
-    tile->page_l = edge_new(t->p_size);
+    t->masses.m = edge_new(t->p_size);
+    t->masses.l = edge_new(t->p_size);
+    t->masses.weights = edge_new(t->p_size * KVC_PAGE_ROWS);
+    memset(t->masses.weights, 0xff, t->p_size * KVC_PAGE_ROWS);
+    tile->masses = &t->masses;
     tile->work = edge_new(t->w_size);
     memset(tile->work, 0xff, t->w_size);
 }
@@ -181,7 +186,7 @@ static inline void tile_point(struct test_tile *t)
 {
     for (uint32_t p = 0; p < t->tile.n_pages; p++)
         t->attend[p] = (struct kvc_attend_page){.data = t->page[p].data,
-                                                .slot = p,
+                                                .slot = t->first_slot + p,
                                                 .layout = &t->page[p].layout,
                                                 .n_rows = t->page[p].n_rows,
                                                 .mask = t->page[p].mask,
@@ -200,6 +205,7 @@ static inline struct test_tile *tile_new(int d_k, int d_v, uint32_t n_rows, uint
     t->tile.softcap = softcap;
     for (uint32_t p = 0; p < n_pages; p++)
         t->page[p] = random_page(d_k, d_v, n_rows);
+    t->first_slot = (uint32_t)rng_below(&seed, PAGES - n_pages + 1);
     tile_point(t);
     tile_buffers(t, d_k, d_v);
     return t;
@@ -214,8 +220,9 @@ static inline void tile_free(struct test_tile *t)
     edge_free(t->tile.m, t->r_size);
     edge_free(t->tile.l, t->r_size);
     edge_free(t->tile.o, t->o_size);
-    edge_free(t->tile.page_m, t->p_size);
-    edge_free(t->tile.page_l, t->p_size);
+    edge_free(t->masses.m, t->p_size);
+    edge_free(t->masses.l, t->p_size);
+    edge_free(t->masses.weights, t->p_size * KVC_PAGE_ROWS);
     edge_free(t->tile.work, t->w_size);
     free(t);
 }

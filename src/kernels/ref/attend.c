@@ -24,9 +24,13 @@ static float logit(const struct kvc_attend_tile *tile, const struct kvc_attend_p
 }
 
 /* One page for one query row, by the online softmax: s is room for 64 logits. */
-static void attend_page(const struct kvc_attend_tile *tile, uint32_t p, uint32_t row, float *s)
+static void attend_page(const struct kvc_attend_tile *tile, const struct kvc_attend_page *page,
+                        uint32_t row, float *s)
 {
-    const struct kvc_attend_page *page = &tile->pages[p];
+    const struct kvc_attend_masses *masses = tile->masses;
+    float *weights = masses && masses->weights
+                         ? masses->weights + (page->slot * tile->n_rows + row) * KVC_PAGE_ROWS
+                         : NULL;
     const uint32_t d_v = page->layout->d_v;
     float *o = tile->o + row * kvc_attend_stride(d_v);
     float m = tile->m[row];
@@ -38,38 +42,41 @@ static void attend_page(const struct kvc_attend_tile *tile, uint32_t p, uint32_t
         }
     const float shrink = tile->m[row] == -INFINITY ? 0.0f : expf(tile->m[row] - m);
     float l = 0.0f;
+    if (weights)
+        memset(weights, 0, KVC_PAGE_ROWS * sizeof(float));
     for (uint32_t c = 0; c < d_v; c++)
         o[c] *= shrink;
     for (uint32_t t = 0; t < page->n_rows; t++)
         if (sees(page, row, t)) {
             const float weight = expf(s[t] - m);
             l += weight;
+            if (weights)
+                weights[t] = weight;
             for (uint32_t c = 0; c < d_v; c++)
                 o[c] += weight * kvc_page_v(page->layout, page->data, t, c);
         }
     tile->l[row] = tile->l[row] * shrink + l;
     tile->m[row] = m;
-    if (tile->page_m) {
-        tile->page_m[p * tile->n_rows + row] = m;
-        tile->page_l[p * tile->n_rows + row] = l;
+    if (masses) {
+        masses->m[row * KVC_TILE_PAGES + page->slot] = m;
+        masses->l[row * KVC_TILE_PAGES + page->slot] = l;
     }
 }
 
 static void attend(const struct kvc_attend_tile *tile)
 {
+    for (uint32_t i = 0; tile->masses && i < KVC_TILE_PAGES * tile->n_rows; i++) {
+        tile->masses->m[i] = -INFINITY;
+        tile->masses->l[i] = 0.0f;
+    }
     for (uint32_t row = 0; row < tile->n_rows; row++) {
         const size_t stride = kvc_attend_stride(tile->pages[0].layout->d_v);
         tile->m[row] = -INFINITY;
         tile->l[row] = 0.0f;
         memset(tile->o + row * stride, 0, stride * sizeof(float));
-        for (uint32_t p = 0; p < tile->n_pages; p++) {
-            if (tile->pages[p].mask[row]) {
-                attend_page(tile, p, row, tile->work);
-            } else if (tile->page_m) {
-                tile->page_m[p * tile->n_rows + row] = -INFINITY;
-                tile->page_l[p * tile->n_rows + row] = 0.0f;
-            }
-        }
+        for (uint32_t p = 0; p < tile->n_pages; p++)
+            if (tile->pages[p].mask[row])
+                attend_page(tile, &tile->pages[p], row, tile->work);
     }
 }
 
@@ -117,6 +124,24 @@ kvc_status kvc_merge_parts_ref(const struct kvc_queue *queue, struct kvc_attend_
         into->l[r] = into->l[r] * a + part->l[r] * b;
         into->m[r] = m;
     }
+    return KVC_OK;
+}
+
+kvc_status kvc_mass_parts_ref(const struct kvc_queue *queue, const struct kvc_attend_masses *from,
+                              size_t n_rows, const float *lse, float *const *mass)
+{
+    (void)queue;
+    for (size_t slot = 0; slot < KVC_TILE_PAGES; slot++)
+        for (size_t r = 0; r < n_rows && mass[slot]; r++) {
+            const float l = from->l[r * KVC_TILE_PAGES + slot];
+            if (l == 0.0f || !isfinite(lse[r]))
+                continue;
+            const float by = expf(from->m[r * KVC_TILE_PAGES + slot] - lse[r]);
+            if (!from->weights)
+                mass[slot][0] += l * by;
+            for (size_t t = 0; t < KVC_PAGE_ROWS && from->weights; t++)
+                mass[slot][t] += from->weights[(slot * n_rows + r) * KVC_PAGE_ROWS + t] * by;
+        }
     return KVC_OK;
 }
 

@@ -16,14 +16,15 @@ struct row_state {
 
 /* Turns the scores of a row into weights, and adds up those of each page; what is not seen gets 0
  * by selection. */
-static inline struct row_state chunk_softmax(const struct chunk *chunk, uint32_t i, float m,
-                                             float *s, float *page_l)
+static inline struct row_state chunk_softmax(const struct kvc_attend_tile *tile,
+                                             const struct chunk *chunk, uint32_t i, float *page_l)
 {
+    const float m = tile->m[chunk->row[i]];
     struct row_state next = {.m = m};
     uint64_t mask[CHUNK_PAGES];
     vf max = v_set1(-INFINITY);
     for (uint32_t p = 0; p < chunk->n_pages; p++) {
-        const float *from = s + (size_t)p * KVC_PAGE_ROWS;
+        const float *from = chunk_weights(tile, chunk, p, i);
         mask[p] = chunk->pages[p].mask[chunk->row[i]] & held_rows(&chunk->pages[p]);
         for (uint32_t t = 0; t < KVC_PAGE_ROWS && mask[p]; t += VLEN)
             max = v_max(v_select(m_bits(mask[p] >> t), v_load(from + t), v_set1(-INFINITY)), max);
@@ -31,7 +32,8 @@ static inline struct row_state chunk_softmax(const struct chunk *chunk, uint32_t
     const float chunk_max = v_hmax(max);
     next.m = chunk_max > m ? chunk_max : m;
     next.shrink = m == next.m ? 1.0f : m == -INFINITY ? 0.0f : expf(m - next.m);
-    for (uint32_t p = 0; p < chunk->n_pages; p++, s += KVC_PAGE_ROWS) {
+    for (uint32_t p = 0; p < chunk->n_pages; p++) {
+        float *s = chunk_weights(tile, chunk, p, i);
         vf sum = v_zero();
         page_l[p] = 0.0f;
         if (!mask[p]) {
@@ -106,7 +108,7 @@ static inline struct chunk next_chunk(const struct kvc_attend_tile *tile, uint32
             seen_by[seen.row[i]] = true;
         if (seen.n)
             page_scores(tile, &chunk.pages[p], &seen, keys, &ahead,
-                        rooms_of(tile).scores + (size_t)p * KVC_PAGE_ROWS, CHUNK_TOKENS);
+                        page_weights(tile, &chunk.pages[p]));
     }
     for (uint32_t row = 0; row < tile->n_rows; row++)
         if (seen_by[row])
@@ -120,18 +122,17 @@ static inline void attend_chunk(const struct kvc_attend_tile *tile, uint32_t fir
     struct ahead ahead = keys_of(tile, first + chunk->n_pages, CHUNK_PAGES);
     for (uint32_t i = 0; i < chunk->n_rows; i++) {
         const uint32_t row = chunk->row[i];
-        const struct row_state next =
-            chunk_softmax(chunk, i, tile->m[row], chunk_weights(tile, chunk, 0, i), chunk->l[i]);
+        const struct row_state next = chunk_softmax(tile, chunk, i, chunk->l[i]);
         if (next.shrink != 1.0f)
             scale_row(output_row(tile, chunk, i), kvc_attend_stride(tile->pages[0].layout->d_v),
                       next.shrink);
         tile->m[row] = next.m;
         tile->l[row] = tile->l[row] * next.shrink + next.l;
-        for (uint32_t p = 0; tile->page_m && p < chunk->n_pages; p++) {
+        for (uint32_t p = 0; tile->masses && p < chunk->n_pages; p++) {
             if (!(chunk->pages[p].mask[row] & held_rows(&chunk->pages[p])))
                 continue;
-            tile->page_m[(first + p) * tile->n_rows + row] = next.m;
-            tile->page_l[(first + p) * tile->n_rows + row] = chunk->l[i][p];
+            tile->masses->m[row * KVC_TILE_PAGES + chunk->pages[p].slot] = next.m;
+            tile->masses->l[row * KVC_TILE_PAGES + chunk->pages[p].slot] = chunk->l[i][p];
         }
     }
     add_values(tile, chunk, &ahead);
@@ -149,9 +150,9 @@ kvc_status KVC_FN(kvc_attend_pages)(const struct kvc_queue *queue,
         tile->l[row] = 0.0f;
     }
     memset(tile->o, 0, tile->n_rows * stride * sizeof(float));
-    for (uint32_t i = 0; tile->page_m && i < tile->n_pages * tile->n_rows; i++) {
-        tile->page_m[i] = -INFINITY;
-        tile->page_l[i] = 0.0f;
+    for (uint32_t i = 0; tile->masses && i < KVC_TILE_PAGES * tile->n_rows; i++) {
+        tile->masses->m[i] = -INFINITY;
+        tile->masses->l[i] = 0.0f;
     }
     for (uint32_t p = 0; p < tile->n_pages;) {
         struct chunk chunk = next_chunk(tile, p, &keys);
@@ -174,7 +175,7 @@ kvc_status KVC_FN(kvc_mass_pages)(const struct kvc_queue *queue, const struct kv
         struct ahead ahead = keys_of(tile, p + CHUNK_PAGES, 1);
         if (!seen.any)
             continue;
-        page_scores(tile, &tile->pages[p], &seen, &keys, &ahead, scores, KVC_PAGE_ROWS);
+        page_scores(tile, &tile->pages[p], &seen, &keys, &ahead, scores);
         for (uint32_t i = 0; i < seen.n; i++) {
             const float *s = scores + (size_t)seen.row[i] * KVC_PAGE_ROWS;
             if (!isfinite(lse[seen.row[i]]))

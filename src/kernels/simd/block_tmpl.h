@@ -36,9 +36,9 @@ struct block {
     const struct kvc_attend_tile *tile;
     float *q, *lines, *s; /* transposed queries, one side of a page, scores; o is in tile->o */
     float m[KVC_BLOCK_ROWS], l[KVC_BLOCK_ROWS], shift[KVC_BLOCK_ROWS];
-    float page_l[KVC_BLOCK_ROWS], shrink[KVC_BLOCK_ROWS]; /* of the page at work */
-    struct ahead ahead;                                   /* the next page */
-    size_t at_once;                                       /* bytes of it */
+    float shrink[KVC_BLOCK_ROWS]; /* of the page at work */
+    struct ahead ahead;           /* the next page */
+    size_t at_once;               /* bytes of it */
 };
 
 /* Bit j of word i becomes bit i of word j. */
@@ -392,7 +392,6 @@ V_INLINE void panel_weights(size_t n, struct block *b, size_t first_row, const s
         const size_t row = first_row + k * VLEN;
         /* A score is NaN or Inf: the row says so. */
         v_store(b->m + row, v_select(finite_lanes(sum[k]), m[k], sum[k]));
-        v_store(b->page_l + row, sum[k]);
         v_store(b->l + row, v_fma(v_load(b->l + row), v_load(b->shrink + row), sum[k]));
     }
 }
@@ -524,11 +523,6 @@ static inline void block_page(struct block *b, uint32_t p)
         default: panel_values(PANEL_VECTORS, b, r, &sight, layout);
         }
     }
-    for (uint32_t r = 0; tile->page_m && r < tile->n_rows; r++)
-        if (sight.rows >> r & 1) {
-            tile->page_m[p * tile->n_rows + r] = b->m[r];
-            tile->page_l[p * tile->n_rows + r] = b->page_l[r];
-        }
 }
 
 /* The queries of a panel, transposed; lanes without a row are 0. */
@@ -588,10 +582,6 @@ static inline void block_begin(struct block *b)
         b->m[r] = -INFINITY;
         b->l[r] = 0.0f;
         b->shift[r] = tile->shift && r < tile->n_rows ? tile->shift[r] : 0.0f;
-    }
-    for (uint32_t i = 0; tile->page_m && i < tile->n_pages * tile->n_rows; i++) {
-        tile->page_m[i] = -INFINITY;
-        tile->page_l[i] = 0.0f;
     }
 }
 

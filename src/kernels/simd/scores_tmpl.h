@@ -72,7 +72,7 @@ struct rooms {
     float *tile;     /* 16 lines of floats */
     float *folded;   /* query rows times scales, or 16 lines of INT6 keys as bytes */
     float *products; /* [KVC_TILE_ROWS][64] of one page */
-    float *scores;   /* [KVC_TILE_ROWS][CHUNK_TOKENS] */
+    float *scores;   /* [CHUNK_PAGES][n_rows][64] */
     uint8_t *keys;   /* query rows and then their rests, arranged, row_size bytes each */
     uint8_t *values; /* rows of weights, arranged, WEIGHTS_SIZE bytes each */
 };
@@ -456,12 +456,10 @@ static inline void float_products(const struct kvc_attend_tile *tile,
         }
 }
 
-/* Scores of the rows that see something, scores[row * stride + token]; those that are not seen
- * mean nothing. */
+/* Scores of the rows that see something, [n_rows][64]; those that are not seen mean nothing. */
 static inline void page_scores(const struct kvc_attend_tile *tile,
                                const struct kvc_attend_page *page, const struct seen *seen,
-                               struct int_keys *keys, struct ahead *ahead, float *scores,
-                               size_t stride)
+                               struct int_keys *keys, struct ahead *ahead, float *scores)
 {
     const float *products = rooms_of(tile).products;
     float add[KVC_TILE_ROWS] = {0};
@@ -473,7 +471,7 @@ static inline void page_scores(const struct kvc_attend_tile *tile,
     for (uint32_t i = 0; i < seen->n; i++, products += KVC_PAGE_ROWS) {
         const uint32_t row = seen->row[i];
         const vf shift = v_set1(tile->scale * add[i] + (tile->shift ? tile->shift[row] : 0.0f));
-        float *s = scores + row * stride;
+        float *s = scores + (size_t)row * KVC_PAGE_ROWS;
         for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN) {
             vf x = v_add(v_load(products + t), shift);
             if (tile->softcap > 0.0f)

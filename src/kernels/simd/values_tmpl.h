@@ -60,10 +60,20 @@ static inline void add_tokens(const struct kvc_attend_page *page, uint64_t mask,
         add_channels(v + 2 * c, layout->v_stride, mask, weights, layout->d8_v - c, o + c);
 }
 
+/* Scores of a page, and then weights: [n_rows][64]. */
+static inline float *page_weights(const struct kvc_attend_tile *tile,
+                                  const struct kvc_attend_page *page)
+{
+    const size_t size = (size_t)tile->n_rows * KVC_PAGE_ROWS;
+    return tile->masses && tile->masses->weights
+               ? tile->masses->weights + page->slot * size
+               : rooms_of(tile).scores + page->slot % CHUNK_PAGES * size;
+}
+
 static inline float *chunk_weights(const struct kvc_attend_tile *tile, const struct chunk *chunk,
                                    uint32_t p, uint32_t i)
 {
-    return rooms_of(tile).scores + (size_t)chunk->row[i] * CHUNK_TOKENS + (size_t)p * KVC_PAGE_ROWS;
+    return page_weights(tile, &chunk->pages[p]) + (size_t)chunk->row[i] * KVC_PAGE_ROWS;
 }
 
 static inline float *output_row(const struct kvc_attend_tile *tile, const struct chunk *chunk,
