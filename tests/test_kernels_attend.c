@@ -278,6 +278,31 @@ static void a_bias_comes_after_the_softcap(void **state)
     }
 }
 
+/* The second of two rows met NaN somewhere else: it adds nothing, here or in a second pass. */
+static void rows_without_a_sum_add_no_mass(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        struct test_tile *t = tile_new(64, 64, 2, 4, 0);
+        static float out[2 * MAX_D];
+        float lse[2], mass[4 * KVC_PAGE_ROWS];
+        struct truth truth;
+        true_row(t, 0, &truth);
+        t->tile.exact = true;
+        for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
+            attend(*k, t, out, lse);
+            lse[1] = i % 2 ? NAN : INFINITY;
+            for (int of_parts = 0; of_parts < 2; of_parts++) {
+                token_masses(*k, t, lse, of_parts, mass);
+                for (int c = 0; c < 4 * KVC_PAGE_ROWS; c++)
+                    assert_true(fabs((double)mass[c] - 1 -
+                                     truth.weight[c / KVC_PAGE_ROWS][c % KVC_PAGE_ROWS]) <= 2e-5);
+            }
+        }
+        tile_free(t);
+    }
+}
+
 /* The row alone, as a tile of one: same bits. */
 static void check_alone(const struct kvc_kernels *k, const struct test_tile *t, uint32_t row)
 {
@@ -516,6 +541,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(small_weights_beside_a_large_one_count),
         cmocka_unit_test(a_peak_in_a_query_costs_nothing),
         cmocka_unit_test(a_bias_comes_after_the_softcap),
+        cmocka_unit_test(rows_without_a_sum_add_no_mass),
         cmocka_unit_test(rows_do_not_depend_on_each_other),
         cmocka_unit_test(distant_scores_do_not_overflow),
         cmocka_unit_test(long_contexts_stay_exact),
