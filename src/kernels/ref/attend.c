@@ -28,9 +28,8 @@ static void attend_page(const struct kvc_attend_tile *tile, const struct kvc_att
                         uint32_t row, float *s)
 {
     const struct kvc_attend_masses *masses = tile->masses;
-    float *weights = masses && masses->weights
-                         ? masses->weights + (page->slot * tile->n_rows + row) * KVC_PAGE_ROWS
-                         : NULL;
+    const size_t place = (size_t)page->slot * tile->n_rows + row;
+    float *weights = masses && masses->weights ? masses->weights + place * KVC_PAGE_ROWS : NULL;
     const uint32_t d_v = page->layout->d_v;
     float *o = tile->o + row * kvc_attend_stride(d_v);
     float m = tile->m[row];

@@ -46,7 +46,7 @@ static inline void add_weights(const float *weights, const float *by, size_t n_r
     for (size_t r = 0; r < n_rows; r++, weights += KVC_PAGE_ROWS) {
         V_UNROLL
         for (size_t i = 0; i < KVC_PAGE_ROWS; i += 16)
-            v_prefetch(weights + AHEAD_ROWS * KVC_PAGE_ROWS + i);
+            v_prefetch(weights + (size_t)AHEAD_ROWS * KVC_PAGE_ROWS + i);
         const float f = by[r * KVC_TILE_PAGES + slot];
         if (f == 0.0f)
             continue;
