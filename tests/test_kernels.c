@@ -375,7 +375,7 @@ static void six_bits_lie_in_two_planes(void **state)
         for (int c = 0; c < 8; c++)
             assert_true(k[c] == -0.5f * codes[c]);
         /* The extreme is 16: its code is -32 and the scale 16 / -32. */
-        const struct kvc_seal_job job = {&open, &layout, src, dst, 1, 0, 0};
+        const struct kvc_seal_job job = {&open, &layout, src, NULL, dst, 1, 0, 0};
         (*table)->seal_page(NULL, &job);
         assert_memory_equal(dst, line, sizeof(line));
         assert_memory_equal(dst + layout.k_params, ((const uint8_t[]){0x00, 0xb8}), 2);
@@ -499,7 +499,7 @@ static void bench_seal(const struct kvc_kernels *k)
                                                         : i == 3 || i == 6 ? i - 1
                                                                            : i);
         uint8_t *dst = edge_new(to.n_bytes);
-        const struct kvc_seal_job job = {&from, &to, src, dst, 64, 2.0f, 2.0f};
+        const struct kvc_seal_job job = {&from, &to, src, NULL, dst, 64, 2.0f, 2.0f};
         double best = 1e30;
         for (int n = 0; n < 200; n++) {
             const double start = now();

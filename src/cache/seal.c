@@ -79,6 +79,7 @@ struct sealing {
     kvc_cache *cache;
     struct kvc_sequence *seq;
     int32_t end;
+    size_t n_lanes;
 };
 
 static void measure_pair(void *arg, size_t i)
@@ -141,25 +142,41 @@ static void take_page(const struct sealing *s, int32_t slot, int32_t pair)
     }
 }
 
-static void seal_pair(void *arg, size_t i)
+/* The page that is sealed after that of a slot, or NULL: of the same pair, or of the next one. */
+static const uint8_t *page_after(const struct sealing *s, int32_t slot, size_t pair, size_t end)
+{
+    const bool same = slot + 1 < s->end;
+    slot = same ? slot + 1 : s->seq->first_unsealed;
+    pair += same ? 0 : 1;
+    if (pair >= end)
+        return NULL;
+    const struct kvc_entry *e = &kvc_slot(s->cache, s->seq, slot)->entries[pair];
+    return e->sealed >= 0 ? kvc_page_data(s->cache, e->page) : NULL;
+}
+
+/* Neighbours are sealed by one task, which asks for the next page while it seals one. */
+static void seal_pairs(void *arg, size_t lane)
 {
     const struct sealing *s = arg;
     const kvc_cache *cache = s->cache;
-    for (int32_t slot = s->seq->first_unsealed; slot < s->end; slot++) {
-        const struct kvc_entry *e = &kvc_slot(cache, s->seq, slot)->entries[i];
-        if (e->sealed < 0 || cache->pages[e->sealed].owners > 1)
-            continue; /* empty, or sealed by another sequence */
-        const struct kvc_seal_job job = {
-            .from = &cache->layouts[KVC_LAYOUT_OPEN],
-            .to = sealed_layout(cache, (int32_t)i),
-            .src = kvc_page_data(cache, e->page),
-            .dst = kvc_page_data(cache, e->sealed),
-            .n_rows = e->n_rows,
-            .absmax_k = cache->pages[e->sealed].absmax_k,
-            .absmax_v = cache->pages[e->sealed].absmax_v,
-        };
-        cache->ctx->k->seal_page(&cache->ctx->queue, &job);
-    }
+    const size_t n = (size_t)cache->n_pairs, end = (lane + 1) * n / s->n_lanes;
+    for (size_t i = lane * n / s->n_lanes; i < end; i++)
+        for (int32_t slot = s->seq->first_unsealed; slot < s->end; slot++) {
+            const struct kvc_entry *e = &kvc_slot(cache, s->seq, slot)->entries[i];
+            if (e->sealed < 0 || cache->pages[e->sealed].owners > 1)
+                continue; /* empty, or sealed by another sequence */
+            const struct kvc_seal_job job = {
+                .from = &cache->layouts[KVC_LAYOUT_OPEN],
+                .to = sealed_layout(cache, (int32_t)i),
+                .src = kvc_page_data(cache, e->page),
+                .after = page_after(s, slot, i, end),
+                .dst = kvc_page_data(cache, e->sealed),
+                .n_rows = e->n_rows,
+                .absmax_k = cache->pages[e->sealed].absmax_k,
+                .absmax_v = cache->pages[e->sealed].absmax_v,
+            };
+            cache->ctx->k->seal_page(&cache->ctx->queue, &job);
+        }
 }
 
 kvc_status kvc_seal_slots(kvc_cache *cache, struct kvc_sequence *seq, int32_t end, bool short_pages)
@@ -178,7 +195,8 @@ kvc_status kvc_seal_slots(kvc_cache *cache, struct kvc_sequence *seq, int32_t en
     for (int32_t slot = seq->first_unsealed; slot < end; slot++)
         for (int32_t pair = 0; pair < cache->n_pairs; pair++)
             take_page(&s, slot, pair);
-    kvc_ctx_parallel(cache->ctx, n_pairs, seal_pair, &s);
+    s.n_lanes = n_pairs < KVC_LANES ? n_pairs : KVC_LANES;
+    kvc_ctx_parallel(cache->ctx, s.n_lanes, seal_pairs, &s);
     for (int32_t slot = seq->first_unsealed; slot < end; slot++)
         for (int32_t pair = 0; pair < cache->n_pairs; pair++) {
             struct kvc_entry *e = &kvc_slot(cache, seq, slot)->entries[pair];

@@ -134,6 +134,8 @@ typedef kvc_status kvc_load_rows_fn(const struct kvc_queue *queue, const struct 
 struct kvc_seal_job {
     const struct kvc_page_layout *from, *to;
     const uint8_t *src;
+    const uint8_t *after; /* NULL, or the unsealed page of the next job, so that a kernel may ask
+                           * for it */
     uint8_t *dst;
     uint32_t n_rows;
     float absmax_k, absmax_v;

@@ -472,9 +472,7 @@ static inline void find_next(struct block *b, uint32_t p)
     b->ahead = (struct ahead){.size = 0};
     if (!next)
         return;
-    b->ahead.size = next->layout->n_bytes / CHUNK_PAGES;
-    for (size_t i = 0; i < CHUNK_PAGES; i++)
-        b->ahead.at[i] = next->data + i * b->ahead.size;
+    b->ahead = ahead_of(next->data, next->layout->n_bytes);
     b->at_once = next->layout->n_bytes * lines_at_once(panel.n) / n_lines + 64;
 }
 

@@ -52,6 +52,15 @@ struct ahead {
     size_t due; /* bytes that were read and not asked for yet */
 };
 
+/* The quarters of some memory. */
+static inline struct ahead ahead_of(const uint8_t *data, size_t size)
+{
+    struct ahead ahead = {.size = size / CHUNK_PAGES};
+    for (size_t i = 0; i < CHUNK_PAGES; i++)
+        ahead.at[i] = data + i * ahead.size;
+    return ahead;
+}
+
 /* So many bytes are read. */
 V_INLINE void look_ahead(struct ahead *ahead, size_t n_bytes)
 {

@@ -7,12 +7,13 @@
 
 /* One side (K or V) of a page while it is sealed: its rows, and where its codes go. */
 struct side {
-    const uint16_t *src; /* [64][d8] halves */
+    const uint16_t *src; /* [64][d8] halves, all finite */
     uint32_t d, d8, n_rows;
     uint8_t format, scale;
     uint32_t stride; /* bytes between lines of codes */
     int bias;
     uint8_t *codes, *params;
+    struct ahead ahead; /* what is sealed next */
 };
 
 /* The coders of a side: by channel or by token. */
@@ -23,31 +24,65 @@ struct side_coders {
     vf lo, hi;
 };
 
-static inline vf load_side(const struct side *side, uint32_t t, uint32_t c, size_t n)
+V_INLINE vf load_side(const struct side *side, uint32_t t, uint32_t c, size_t n)
 {
     return v_load_half(side->src + (size_t)t * side->d8 + c, n);
 }
 
-/* All values of a page are finite. The coder of a group of channels of token t has the number
- * group * 64 + t. */
+/* Of VLEN tokens from t on, over the channels begin ... end - 1: max, and min with its sign turned,
+ * neither below 0; both 0 for tokens that are not there. */
+static inline void token_spans(const struct side *side, uint32_t t, uint32_t begin, uint32_t end,
+                               vf *max, vf *down)
+{
+    vf high[VLEN], low[VLEN];
+    for (uint32_t i = 0; i < VLEN; i++) {
+        vf most = v_zero(), least = v_zero();
+        uint32_t c = begin;
+        for (; t + i < side->n_rows && c + VLEN <= end; c += VLEN) {
+            const vf x = load_side(side, t + i, c, VLEN);
+            most = v_max(x, most);
+            least = v_min(x, least);
+        }
+        if (t + i < side->n_rows && c < end) {
+            const vf x = load_side(side, t + i, c, end - c);
+            most = v_max(x, most);
+            least = v_min(x, least);
+        }
+        high[i] = most;
+        low[i] = v_sub(v_zero(), least);
+    }
+    *max = v_hmax_all(high);
+    *down = v_hmax_all(low);
+}
+
+/* The scales that kvc_token_coder() gives, as floats. */
+V_INLINE vf token_scales(vf max, vf down, int bits)
+{
+    const vf absmax = v_max(max, down);
+    const vf extreme = v_select(v_lt(max, down), v_sub(v_zero(), down), max);
+    const vf exact = bits == 8 ? v_div(absmax, v_set1(127.0f))
+                               : v_div(extreme, v_set1((float)kvc_token_code_min(bits)));
+    const vf scale = v_copysign(v_half_up(v_min(v_abs(exact), v_set1(KVC_HALF_MAX))), exact);
+    return v_select(v_lt(absmax, v_set1(KVC_QUANT_TINY)), v_zero(), scale);
+}
+
+/* The coder of a group of channels of token t has the number group * 64 + t. */
 static inline void token_coders(const struct side *side, int bits, struct side_coders *coders)
 {
     const uint32_t n_groups = coders->n_groups;
+    uint16_t *scales = (uint16_t *)(void *)side->params;
     for (uint32_t g = 0; g < n_groups; g++) {
         const uint32_t begin = g * KVC_GROUP_CHANNELS;
         const uint32_t end = g + 1 < n_groups ? begin + KVC_GROUP_CHANNELS : side->d;
-        for (uint32_t t = 0; t < side->n_rows; t++) {
-            struct span span = no_span();
-            for (uint32_t c = begin; c < end; c += VLEN) {
-                const size_t n = lanes_left(c, end);
-                span_extend(&span, load_side(side, t, c, n), m_first(n));
-            }
-            uint16_t scale;
+        for (uint32_t t = 0; t < KVC_PAGE_ROWS; t += VLEN) {
             const size_t i = (size_t)g * KVC_PAGE_ROWS + t;
-            const struct kvc_coder coder =
-                kvc_token_coder(v_hmin(span.min), v_hmax(span.max), bits, &scale);
-            memcpy(side->params + 2 * i, &scale, sizeof(scale));
-            coders->factor[i] = coder.factor;
+            vf max, down;
+            token_spans(side, t, begin, end, &max, &down);
+            const vf scale = token_scales(max, down, bits);
+            v_store_half(scales + i, scale, VLEN);
+            const vm empty = v_lt(v_abs(scale), v_set1(KVC_QUANT_TINY));
+            const vf factor = v_div(v_set1(1.0f), v_select(empty, v_set1(1.0f), scale));
+            v_store(coders->factor + i, v_select(empty, v_zero(), factor));
         }
     }
     coders->lo = v_set1((float)kvc_token_code_min(bits));
@@ -98,58 +133,104 @@ static inline void make_coders(const struct side *side, float absmax, struct sid
         head_coders(side, bits, absmax, coders);
 }
 
-/* VLEN stored codes of token t from channel c on. Pads are loaded as 0 and have offset 0: they get
- * the code of 0. */
-static inline vb encode_side(const struct side *side, const struct side_coders *coders, uint32_t t,
-                             uint32_t c)
+/* VLEN stored codes of token t from channel c on, of which n are there. Pads are loaded as 0 and
+ * have offset 0: they get the code of 0. */
+V_INLINE vb encode_side(bool by_channel, const struct side *side, const struct side_coders *coders,
+                        uint32_t t, uint32_t c, size_t n)
 {
-    const size_t n = lanes_left(c, side->d);
     const uint32_t group = kvc_group_of(c, coders->n_groups);
-    const struct lane_coder lanes = {
-        .offset = coders->by_channel ? v_load(coders->offset + c) : v_zero(),
-        .factor = coders->by_channel ? v_load(coders->factor + c)
-                                     : v_set1(coders->factor[group * KVC_PAGE_ROWS + t]),
-        .lo = coders->lo,
-        .hi = coders->hi};
-    const vi codes = encode(&lanes, load_side(side, t, c, n));
+    vf x = load_side(side, t, c, n);
+    if (by_channel)
+        x = v_mul(v_sub(x, v_load(coders->offset + c)), v_load(coders->factor + c));
+    else
+        x = v_mul(x, v_set1(coders->factor[group * KVC_PAGE_ROWS + t]));
+    const vi codes = i_round(v_min(v_max(x, coders->lo), coders->hi));
     return i_bytes(i_add(codes, i_set1(side->bias)));
 }
 
 /* n stored codes (a multiple of 8) from element e of a line on. */
-static inline void store_line(const struct side *side, uint32_t line, uint32_t e, vb codes,
-                              size_t n)
+V_INLINE void store_line(uint8_t format, const struct side *side, uint32_t line, uint32_t e,
+                         vb codes, size_t n)
 {
     uint8_t *at = side->codes + (size_t)line * side->stride;
-    if (side->format == KVC_INT8) {
+    if (format == KVC_INT8) {
         b_store(at + e, codes, n);
         return;
     }
     b_store(at + e / 2, b_pack_page_nibbles(codes), n / 2);
-    if (side->format == KVC_INT6)
+    if (format == KVC_INT6)
         b_store(at + side->d8 / 2 + e / 4, b_pack_page_pairs(codes), n / 4);
 }
 
-static inline void seal_rows(const struct side *side, const struct side_coders *coders)
+V_INLINE void seal_rows(uint8_t format, bool by_channel, struct side *side,
+                        const struct side_coders *coders)
 {
-    for (uint32_t t = 0; t < side->n_rows; t++)
-        for (uint32_t c = 0; c < side->d8; c += VLEN)
-            store_line(side, t, c, encode_side(side, coders, t, c), lanes_left(c, side->d8));
+    for (uint32_t t = 0; t < side->n_rows; t++) {
+        uint32_t c = 0;
+        look_ahead(&side->ahead, (size_t)2 * side->d8);
+        for (; c + VLEN <= side->d; c += VLEN)
+            store_line(format, side, t, c, encode_side(by_channel, side, coders, t, c, VLEN), VLEN);
+        if (c < side->d8)
+            store_line(format, side, t, c,
+                       encode_side(by_channel, side, coders, t, c, lanes_left(c, side->d)),
+                       lanes_left(c, side->d8));
+    }
 }
 
 /* Tiles of 16 tokens and 16 channels are coded by token and turned. */
-static inline void seal_columns(const struct side *side, const struct side_coders *coders)
+V_INLINE void seal_columns(uint8_t format, bool by_channel, struct side *side,
+                           const struct side_coders *coders)
 {
     uint8_t tile[16][16];
     for (uint32_t c0 = 0; c0 < side->d8; c0 += 16)
         for (uint32_t t0 = 0; t0 < side->n_rows; t0 += 16) {
-            memset(tile, side->bias, sizeof(tile));
-            for (uint32_t t = t0; t < side->n_rows && t < t0 + 16; t++)
+            const bool whole = c0 + 16 <= side->d && t0 + 16 <= side->n_rows;
+            look_ahead(&side->ahead, sizeof(uint16_t[16][16]));
+            if (!whole)
+                memset(tile, side->bias, sizeof(tile));
+            for (uint32_t t = 0; whole && t < 16; t++) {
+                V_UNROLL
+                for (uint32_t c = 0; c < 16; c += VLEN)
+                    b_store(&tile[t][c],
+                            encode_side(by_channel, side, coders, t0 + t, c0 + c, VLEN), VLEN);
+            }
+            for (uint32_t t = t0; !whole && t < side->n_rows && t < t0 + 16; t++)
                 for (uint32_t c = c0; c < side->d8 && c < c0 + 16; c += VLEN)
-                    b_store(&tile[t - t0][c - c0], encode_side(side, coders, t, c), VLEN);
+                    b_store(&tile[t - t0][c - c0],
+                            encode_side(by_channel, side, coders, t, c, lanes_left(c, side->d)),
+                            VLEN);
             b_transpose16(tile);
             for (uint32_t c = c0; c < side->d8 && c < c0 + 16; c++)
-                store_line(side, c, t0, b_load(tile[c - c0], 16), 16);
+                store_line(format, side, c, t0, b_load(tile[c - c0], 16), 16);
         }
+}
+
+static inline void seal_keys(struct side *side, const struct side_coders *coders)
+{
+    const bool by_channel = coders->by_channel;
+    if (side->format == KVC_INT6)
+        seal_rows(KVC_INT6, false, side, coders); /* TOKEN only */
+    else if (side->format == KVC_INT8 && by_channel)
+        seal_rows(KVC_INT8, true, side, coders);
+    else if (side->format == KVC_INT8)
+        seal_rows(KVC_INT8, false, side, coders);
+    else if (by_channel)
+        seal_rows(KVC_INT4, true, side, coders);
+    else
+        seal_rows(KVC_INT4, false, side, coders);
+}
+
+static inline void seal_values(struct side *side, const struct side_coders *coders)
+{
+    const bool by_channel = coders->by_channel;
+    if (side->format == KVC_INT8 && by_channel)
+        seal_columns(KVC_INT8, true, side, coders);
+    else if (side->format == KVC_INT8)
+        seal_columns(KVC_INT8, false, side, coders);
+    else if (by_channel)
+        seal_columns(KVC_INT4, true, side, coders);
+    else
+        seal_columns(KVC_INT4, false, side, coders);
 }
 
 static inline void copy_rows(const struct side *side)
@@ -176,7 +257,7 @@ static inline void copy_columns(const struct side *side)
 kvc_status KVC_FN(kvc_seal_page)(const struct kvc_queue *queue, const struct kvc_seal_job *job)
 {
     const struct kvc_page_layout *from = job->from, *to = job->to;
-    const struct side k = {
+    struct side k = {
         .src = (const uint16_t *)(const void *)job->src,
         .d = to->d_k,
         .d8 = to->d8_k,
@@ -187,8 +268,9 @@ kvc_status KVC_FN(kvc_seal_page)(const struct kvc_queue *queue, const struct kvc
         .bias = kvc_page_bias(to->k_format, to->k_scale, KVC_BIAS8_K),
         .codes = job->dst,
         .params = job->dst + to->k_params,
+        .ahead = ahead_of(job->src + from->v_codes, from->k_params - from->v_codes),
     };
-    const struct side v = {
+    struct side v = {
         .src = (const uint16_t *)(const void *)(job->src + from->v_codes),
         .d = to->d_v,
         .d8 = to->d8_v,
@@ -199,6 +281,7 @@ kvc_status KVC_FN(kvc_seal_page)(const struct kvc_queue *queue, const struct kvc
         .bias = kvc_page_bias(to->v_format, to->v_scale, KVC_BIAS8_V),
         .codes = job->dst + to->v_codes,
         .params = job->dst + to->v_params,
+        .ahead = job->after ? ahead_of(job->after, from->v_codes) : (struct ahead){.size = 0},
     };
     struct side_coders coders;
 
@@ -208,13 +291,13 @@ kvc_status KVC_FN(kvc_seal_page)(const struct kvc_queue *queue, const struct kvc
         copy_rows(&k);
     } else {
         make_coders(&k, job->absmax_k, &coders);
-        seal_rows(&k, &coders);
+        seal_keys(&k, &coders);
     }
     if (v.format == KVC_F16) {
         copy_columns(&v);
     } else {
         make_coders(&v, job->absmax_v, &coders);
-        seal_columns(&v, &coders);
+        seal_values(&v, &coders);
     }
     return KVC_OK;
 }

@@ -103,6 +103,12 @@ V_INLINE void v_store_half(uint16_t *p, vf a, size_t n)
     b_store(p, _mm256_cvtps_ph(a, V_NEAREST), 2 * n);
 }
 
+/* Each lane of a, which is not negative, as the smallest half that is not below it. */
+V_INLINE vf v_half_up(vf a)
+{
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(a, V_UPWARD));
+}
+
 V_INLINE vf v_load_bf16(const uint16_t *p, size_t n)
 {
     const __m256i u = _mm256_cvtepu16_epi32(b_load(p, 2 * n));
@@ -166,24 +172,33 @@ V_INLINE float v_hadd(vf a)
     return _mm_cvtss_f32(_mm_add_ss(m, _mm_movehdup_ps(m)));
 }
 
-V_INLINE vf v_fold_halves(vf a, vf b)
+/* The larger, or the sum. */
+V_INLINE vf v_join(bool largest, vf a, vf b)
 {
-    return v_add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    return largest ? v_max(a, b) : v_add(a, b);
 }
 
-/* Lane i is the sum of the lanes of a[i], in the same order for every i. */
-V_INLINE vf v_hadd_all(const vf *a)
+V_INLINE vf v_fold_halves(bool largest, vf a, vf b)
+{
+    return v_join(largest, _mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+/* Lane i is the sum of the lanes of a[i], in the same order for every i; or the largest of them. */
+V_INLINE vf v_fold_all(bool largest, const vf *a)
 {
     vf quads[4];
     V_UNROLL
     for (int k = 0; k < 4; k++)
-        quads[k] = v_fold_halves(a[k], a[4 + k]);
-    const vf x =
-        v_add(_mm256_unpacklo_ps(quads[0], quads[1]), _mm256_unpackhi_ps(quads[0], quads[1]));
-    const vf y =
-        v_add(_mm256_unpacklo_ps(quads[2], quads[3]), _mm256_unpackhi_ps(quads[2], quads[3]));
-    return v_add(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee));
+        quads[k] = v_fold_halves(largest, a[k], a[4 + k]);
+    const vf x = v_join(largest, _mm256_unpacklo_ps(quads[0], quads[1]),
+                        _mm256_unpackhi_ps(quads[0], quads[1]));
+    const vf y = v_join(largest, _mm256_unpacklo_ps(quads[2], quads[3]),
+                        _mm256_unpackhi_ps(quads[2], quads[3]));
+    return v_join(largest, _mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee));
 }
+
+#define v_hadd_all(a) v_fold_all(false, (a))
+#define v_hmax_all(a) v_fold_all(true, (a))
 
 /* Walsh-Hadamard butterflies at the distances below block and VLEN: (a, b) to (a + b, a - b). */
 V_INLINE vf v_rotate(vf a, size_t block)

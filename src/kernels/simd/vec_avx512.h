@@ -92,6 +92,12 @@ V_INLINE void v_store_half(uint16_t *p, vf a, size_t n)
     v_store_u16(p, _mm512_maskz_cvtps_ph((vm)0xffff, a, V_NEAREST), n);
 }
 
+/* Each lane of a, which is not negative, as the smallest half that is not below it. */
+V_INLINE vf v_half_up(vf a)
+{
+    return _mm512_cvtph_ps(_mm512_maskz_cvtps_ph((vm)0xffff, a, V_UPWARD));
+}
+
 V_INLINE vf v_load_bf16(const uint16_t *p, size_t n)
 {
     const __m256i a = _mm256_maskz_loadu_epi16(m_first(n), p);
@@ -135,29 +141,38 @@ V_INLINE vf v_exp2_scale(vf a, vi n)
     return v_mul(a, _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23)));
 }
 
-/* The sums of a and b, half as long, side by side; and again. */
-V_INLINE vf v_fold_halves(vf a, vf b)
+/* The larger, or the sum; of a and b, half as long, side by side; and again. */
+V_INLINE vf v_join(bool largest, vf a, vf b)
 {
-    return v_add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    return largest ? v_max(a, b) : v_add(a, b);
 }
 
-V_INLINE vf v_fold_quads(vf a, vf b)
+V_INLINE vf v_fold_halves(bool largest, vf a, vf b)
 {
-    return v_add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    return v_join(largest, _mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
 }
 
-V_INLINE vf v_hadd_all(const vf *a)
+V_INLINE vf v_fold_quads(bool largest, vf a, vf b)
+{
+    return v_join(largest, _mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+V_INLINE vf v_fold_all(bool largest, const vf *a)
 {
     vf quads[4];
     V_UNROLL
     for (int k = 0; k < 4; k++)
-        quads[k] = v_fold_quads(v_fold_halves(a[k], a[4 + k]), v_fold_halves(a[8 + k], a[12 + k]));
-    const vf x =
-        v_add(_mm512_unpacklo_ps(quads[0], quads[1]), _mm512_unpackhi_ps(quads[0], quads[1]));
-    const vf y =
-        v_add(_mm512_unpacklo_ps(quads[2], quads[3]), _mm512_unpackhi_ps(quads[2], quads[3]));
-    return v_add(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
+        quads[k] = v_fold_quads(largest, v_fold_halves(largest, a[k], a[4 + k]),
+                                v_fold_halves(largest, a[8 + k], a[12 + k]));
+    const vf x = v_join(largest, _mm512_unpacklo_ps(quads[0], quads[1]),
+                        _mm512_unpackhi_ps(quads[0], quads[1]));
+    const vf y = v_join(largest, _mm512_unpacklo_ps(quads[2], quads[3]),
+                        _mm512_unpackhi_ps(quads[2], quads[3]));
+    return v_join(largest, _mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
 }
+
+#define v_hadd_all(a) v_fold_all(false, (a))
+#define v_hmax_all(a) v_fold_all(true, (a))
 
 V_INLINE vf v_rotate(vf a, size_t block)
 {

@@ -18,6 +18,7 @@
 #endif
 
 #define V_NEAREST (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define V_UPWARD  (_MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC)
 
 /* Lanes of a vector that begins at element c of n. */
 #define lanes_left(c, n) ((size_t)((n) - (c) < VLEN ? (n) - (c) : VLEN))
