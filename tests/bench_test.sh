@@ -22,7 +22,7 @@ small="--n-kv 256 --threads 1 --head-dim 32 --seconds 0 --tables ref"
 expect 0 "$bench" attend $small --heads 4/2 --formats f16,int8,int4,k6v4,k8v4,int4-raw --json
 json "d['read_gbps'] > 0 and [r['format'] for r in d['rows']] == ['f16', 'int8', 'int4', 'k6v4', \
 'k8v4', 'int4-raw']"
-json "all(set(r) == {'table', 'format', 'n_kv', 'heads', 'kv_heads', 'head_dim', 'threads', 'scores', \
+json "all(set(r) == {'table', 'format', 'n_kv', 'heads', 'kv_heads', 'head_dim', 'threads', 'exact', 'scores', \
 'state', 'keep', 'block', 'us', 'bytes', 'gbps', 'read_share', 'gflops', 'fma_share', 'vnni_share', \
 'append_us', 'append_share'} for r in d['rows'])"
 json "all(r['us'] > 0 and r['append_us'] > 0 and 0 < r['read_share'] and 0 < r['fma_share'] \
@@ -40,7 +40,8 @@ for t, b in (('whole', 0), ('holes', 1), ('compacted', 1), ('holes', 64), ('comp
 json "[r['bytes'] == d['rows'][0]['bytes'] for r in d['rows']] == 2 * [True, True, False, False, False]"
 json "all((r['append_us'] is None) == (r['state'] != 'whole') for r in d['rows'])"
 # shellcheck disable=SC2086
-expect 0 "$bench" attend $small --heads 4/2 --formats int8 --keep 0.5 --transforms --small-pages
+expect 0 "$bench" attend $small --heads 4/2 --formats int8 --keep 0.5 --transforms --small-pages --exact
+grep -q 'Products: of floats' "$dir/out"
 
 expect 2 "$bench" prefill --rows 0
 expect 2 "$bench" prefill --rows 64 --n-kv 63

@@ -18,6 +18,7 @@ struct options {
     struct bench_list scores;
     struct bench_list blocks;
     double keep; /* 1: all */
+    bool exact;
 };
 
 /* What is measured of one shape and table, in a cache of its own. */
@@ -45,6 +46,12 @@ static bool set_keep(void *options, const char *value)
     return end != value && *end == '\0' && keep > 0 && keep <= 1;
 }
 
+static bool set_exact(void *options, const char *value)
+{
+    (void)value;
+    return ((struct options *)options)->exact = true;
+}
+
 static const struct bench_option option_table[] = {
     {"--formats", "LIST", "of f16,int8,int4,k6v4,k8v4,int4-raw; default the first four",
      grid_set_formats},
@@ -64,6 +71,7 @@ static const struct bench_option option_table[] = {
      set_blocks},
     {"--scores", "LIST", "of none,page,token: attention masses to add up; default none",
      set_scores},
+    {"--exact", NULL, "products of floats, not of 16-bit integers (kvc_attend_options)", set_exact},
     {"--small-pages", NULL, "do not ask for huge pages", grid_set_small_pages},
     {"--json", NULL, "print JSON instead of a table", grid_set_json},
 };
@@ -122,6 +130,7 @@ static int measure_threads(struct sealed *s, const struct options *o, struct att
     kvc_attend_options options;
     kvc_attend_options_default(s->cache, &options);
     options.accumulate = s->params.scores != KVC_SCORE_NONE;
+    options.exact = row.exact;
     double n_rows = (double)kvc_seq_n_rows(s->cache, s->seq, 0, 0);
     row.bytes = s->layer_bytes;
     for (size_t i = 0; i < o->grid.threads.n; i++) {
@@ -155,7 +164,8 @@ static int measure_variant(const struct options *o, const struct bench_shape *sh
                                    .transforms = o->grid.transforms,
                                    .small_pages = o->grid.small_pages,
                                    .compacts = variant->block > 0};
-    struct attend_row row = {.shape = *shape, .table = table, .scores = variant->scores, .keep = 1};
+    struct attend_row row = {
+        .shape = *shape, .table = table, .exact = o->exact, .scores = variant->scores, .keep = 1};
     struct sealed s;
     int code = sealed_open(&s, &params);
     if (code == BENCH_GO && variant->block == 0)

@@ -17,6 +17,7 @@ extern const char *const attend_scores[ATTEND_N_SCORES];
 struct attend_row {
     struct bench_shape shape;
     const char *table;
+    bool exact; /* kvc_attend_options::exact */
     long n_threads;
     long scores; /* what attention adds up: index of attend_scores */
     enum attend_state state;

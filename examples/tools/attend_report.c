@@ -14,13 +14,15 @@ void attend_print_json(const struct attend_row *rows, size_t n_rows, const struc
         const struct machine_peak *peak = machine_peak(machine, row->n_threads);
         printf(
             "%s\n{\"table\":\"%s\",\"format\":\"%s\",\"n_kv\":%ld,\"heads\":%ld,\"kv_heads\":%ld,"
-            "\"head_dim\":%ld,\"threads\":%ld,\"scores\":\"%s\",\"state\":\"%s\",\"keep\":%g,"
+            "\"head_dim\":%ld,\"threads\":%ld,\"exact\":%s,\"scores\":\"%s\",\"state\":\"%s\","
+            "\"keep\":%g,"
             "\"block\":%ld,\"us\":%.2f,\"bytes\":%zu,\"gbps\":%.3f,\"read_share\":%.4f,"
             "\"gflops\":%.3f,\"fma_share\":%.4f,",
             i ? "," : "", row->table, bench_formats[row->shape.format], row->shape.n_kv,
             row->shape.n_heads, row->shape.n_kv_heads, row->shape.head_dim, row->n_threads,
-            attend_scores[row->scores], attend_states[row->state], row->keep, row->block, row->us,
-            row->bytes, row->gbps, row->gbps / peak->read, row->gflops, row->gflops / peak->fma);
+            row->exact ? "true" : "false", attend_scores[row->scores], attend_states[row->state],
+            row->keep, row->block, row->us, row->bytes, row->gbps, row->gbps / peak->read,
+            row->gflops, row->gflops / peak->fma);
         if (peak->vnni > 0)
             printf("\"vnni_share\":%.4f,", row->gflops / peak->vnni);
         else
@@ -114,5 +116,8 @@ void attend_print_table(const struct attend_row *rows, size_t n_rows, const stru
     printf(
         "\nOf a token and layer. of read, FMA, VNNI: of the machine's peak with as many threads.\n"
         "append: K and V of a token and its share of sealing a page, of the time of attention.\n"
-        "of plain: by the time over all rows and without scores. vs ref: how much faster.\n");
+        "of plain: by the time over all rows and without scores. vs ref: how much faster.\n"
+        "Products: %s.\n",
+        n_rows > 0 && rows[0].exact ? "of floats (--exact)"
+                                    : "with codes, of 16-bit integers where a table has them");
 }
