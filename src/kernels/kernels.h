@@ -226,12 +226,13 @@ static inline size_t kvc_attend_stride(size_t d)
 }
 
 /* A tile of 16 rows of K or of 16 channels of V as floats, and for each query row: itself as
- * floats and twice as integers; 64 products, 256 scores, and 256 weights as 16-bit integers. */
+ * floats and twice as integers; 64 products, 256 scores, and 256 weights as twice 16 bits, and a
+ * vector. */
 static inline size_t kvc_attend_work_size(size_t d_k)
 {
     const size_t integers = ((d_k + 127) & ~(size_t)127);
     return 16 * kvc_attend_stride(d_k > KVC_PAGE_ROWS ? d_k : KVC_PAGE_ROWS) +
-           KVC_TILE_ROWS * (kvc_attend_stride(d_k) + integers + (size_t)7 * KVC_PAGE_ROWS);
+           KVC_TILE_ROWS * (kvc_attend_stride(d_k) + integers + (size_t)9 * KVC_PAGE_ROWS + 16);
 }
 
 /*

@@ -77,8 +77,8 @@ struct rooms {
     uint8_t *values; /* rows of weights, arranged, WEIGHTS_SIZE bytes each */
 };
 
-/* Bytes of an arranged row of weights of a chunk. */
-enum { WEIGHTS_SIZE = 2 * CHUNK_TOKENS };
+/* Bytes of an arranged row of weights of a chunk, with rests. */
+enum { WEIGHTS_SIZE = 4 * CHUNK_TOKENS + 64 };
 
 /* Bytes of an arranged query row. */
 static inline size_t row_size(size_t d_k)
@@ -252,7 +252,7 @@ static inline void arrange_row(struct int_keys *keys, uint32_t d8, uint32_t slot
         keys->scale[slot] = NAN;
     else if (largest >= TINY)
         keys->scale[slot] = to_integers(largest, x, (d8 + VLEN - 1u) / VLEN * VLEN, integers, x);
-    arrange(keys->codes, keys->split, integers, (d8 + size - 1) / size * size, to);
+    arrange(keys->codes, keys->split, integers, NULL, (d8 + size - 1) / size * size, to);
     for (uint32_t i = 0; i < keys->n_segments; i++) {
         const struct segment *s = &keys->segments[i];
         const int16_t *from = integers + (size_t)s->first * size;
@@ -362,8 +362,9 @@ static inline void multiply_keys(const struct kvc_attend_tile *tile, const struc
             }
             for (uint32_t r = 0; r < BLOCK_ROWS; r++)
                 row[r] = rooms.keys + rows->slot[i + (r < n_rows ? r : n_rows - 1)] * size +
-                         (size_t)segment->first * parts_of(keys->codes) * part_bytes(keys->split);
-            dot_codes(keys->codes, keys->split, &lines, row, n_rows, ahead, &sums);
+                         (size_t)segment->first * parts_of(keys->codes, NO_RESTS) *
+                             part_bytes(keys->split);
+            dot_keys(keys->codes, keys->split, &lines, row, n_rows, ahead, &sums);
             for (uint32_t r = 0; r < n_rows; r++)
                 add_segment(keys, s, rows->slot[i + r], low + (size_t)r * KVC_PAGE_ROWS,
                             high + (size_t)r * KVC_PAGE_ROWS, from->n, factors + from->first,

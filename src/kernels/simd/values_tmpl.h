@@ -190,22 +190,38 @@ struct weight_rows {
     int32_t bias[KVC_TILE_ROWS];
 };
 
-/* Adds a row of weights x, which has a NaN if sum is NaN. */
+/* What rounding x to integers times step left, in units of 2^-REST_BITS of a step. */
+static inline void rests_of(const float *rest, uint32_t n, float step, int16_t *to)
+{
+    const vf by = v_set1(1.0f / step), units = v_set1(1 << REST_BITS);
+    for (uint32_t i = 0; i < n; i += VLEN)
+        i_store_low16(to + i, i_round(v_mul(v_mul(v_load(rest + i), by), units)));
+}
+
+/*
+ * Adds a row of weights x, which has a NaN if sum is NaN; x becomes its rests.
+ * They count: where one weight is a large part of all, integers in units of it lose what many small
+ * ones have together.
+ */
 static inline void add_weight_row(const struct kvc_attend_tile *tile,
                                   const struct int_values *values, uint32_t place, float largest,
                                   float sum, float *x, struct weight_rows *rows)
 {
     const uint32_t n = values->n_pages * KVC_PAGE_ROWS;
-    int16_t integers[CHUNK_TOKENS];
+    const int32_t units = 1 << spare_bits(values->codes);
+    int16_t integers[CHUNK_TOKENS], rests[CHUNK_TOKENS];
     float scale = NAN;
-    if (isnan(sum))
+    if (isnan(sum)) {
         memset(integers, 0, n * sizeof(*integers));
-    else
-        scale = to_integers(largest, x, n, integers, NULL);
+        memset(rests, 0, n * sizeof(*rests));
+    } else {
+        scale = to_integers(largest, x, n, integers, x);
+        rests_of(x, n, scale, rests);
+    }
     rows->place[rows->n] = (uint8_t)place;
-    rows->scale[rows->n] = scale;
-    rows->bias[rows->n] = bias_of(values->codes) * sum_of(integers, n);
-    arrange(values->codes, split_of(values), integers, n,
+    rows->scale[rows->n] = scale / (float)units;
+    rows->bias[rows->n] = units * bias_of(values->codes) * sum_of(integers, n);
+    arrange(values->codes, split_of(values), integers, rests, n,
             rooms_of(tile).values + (size_t)rows->n * WEIGHTS_SIZE);
     rows->n++;
 }
@@ -233,8 +249,8 @@ static inline void multiply_values(const struct kvc_attend_tile *tile, const str
         const uint8_t *row[BLOCK_ROWS];
         for (uint32_t r = 0; r < BLOCK_ROWS; r++)
             row[r] = arranged + (size_t)(i + (r < n_rows ? r : n_rows - 1)) * WEIGHTS_SIZE;
-        dot_codes(values->codes, split_of(values), &lines, row, n_rows, ahead,
-                  &(struct sums){.low = sums, .stride = KVC_PAGE_ROWS});
+        dot_values(values->codes, &lines, row, n_rows, ahead,
+                   &(struct sums){.low = sums, .stride = KVC_PAGE_ROWS});
         for (uint32_t r = 0; r < n_rows; r++) {
             float *o = output_row(tile, chunk, rows->place[i + r]) + c;
             const vf scale = v_set1(rows->scale[i + r]);
@@ -248,80 +264,74 @@ static inline void multiply_values(const struct kvc_attend_tile *tile, const str
     }
 }
 
-static inline void add_channels_of(const struct kvc_attend_tile *tile, const struct chunk *chunk,
-                                   const struct int_values *values, const struct weight_rows *rows,
-                                   struct ahead *ahead)
-{
-    for (uint32_t c = values->first; c < values->end && rows->n; c += KVC_PAGE_ROWS)
-        multiply_values(tile, chunk, values, rows, c,
-                        values->end - c < KVC_PAGE_ROWS ? values->end - c : KVC_PAGE_ROWS, ahead);
-}
-
-/*
- * Where one weight is a large part of all, integers in units of it may lose what many small ones
- * have together: what the first integers leave is then multiplied too. Without it the error is
- * below this part of the sum of weights so far.
- */
-#define MAX_LOSS 1e-4f
-
-static inline bool needs_rest(const struct kvc_attend_tile *tile, const struct chunk *chunk,
-                              uint32_t i, float largest, float sum)
-{
-    float l = 0.0f;
-    for (uint32_t p = 0; p < chunk->n_pages; p++)
-        l += chunk->l[i][p];
-    return 0.5f * CHUNK_TOKENS * largest > MAX_LOSS * ROW_MAX * sum * (tile->l[chunk->row[i]] / l);
-}
-
 /* One group of channels. */
 static inline void add_group(const struct kvc_attend_tile *tile, const struct chunk *chunk,
                              const struct int_values *values, struct ahead *ahead)
 {
-    struct weight_rows rows = {.n = 0}, rests = {.n = 0};
-    float x[CHUNK_TOKENS], largest;
-    uint8_t again[KVC_TILE_ROWS];
-    uint32_t n_again = 0;
+    struct weight_rows rows = {.n = 0};
     for (uint32_t i = 0; i < chunk->n_rows; i++) {
+        float x[CHUNK_TOKENS], largest;
         const float sum = weigh(tile, chunk, values, i, x, &largest);
-        if (largest < TINY && !isnan(sum))
+        if (largest >= TINY || isnan(sum))
+            add_weight_row(tile, values, i, largest, sum, x, &rows);
+    }
+    for (uint32_t c = values->first; c < values->end && rows.n; c += KVC_PAGE_ROWS)
+        multiply_values(tile, chunk, values, &rows, c,
+                        values->end - c < KVC_PAGE_ROWS ? values->end - c : KVC_PAGE_ROWS, ahead);
+}
+
+/* Pages whose factors are far apart are not multiplied together: where one of a large factor has
+ * only small values, integers in units of its weights would lose the others. Under TOKEN each
+ * large factor has a large value. */
+static inline uint32_t factor_class(const struct kvc_attend_page *page)
+{
+    uint32_t bits = 0;
+    if (page->layout->v_scale == KVC_SCALE_HEAD)
+        memcpy(&bits, page->data + page->layout->v_params, sizeof(bits));
+    return bits >> 26; /* by 256 */
+}
+
+/* The next pages of one format and scale, of the lowest class of those that are left. */
+static inline void take_pages(const struct chunk *chunk, uint8_t format, uint8_t scale, bool *done,
+                              struct int_values *values)
+{
+    uint32_t lowest = UINT32_MAX;
+    *values = (struct int_values){.codes = format == KVC_INT4 ? NIBBLES : BYTES};
+    for (uint32_t p = 0; p < chunk->n_pages; p++) {
+        const struct kvc_attend_page *page = &chunk->pages[p];
+        if (done[p] || page->layout->v_format != format || page->layout->v_scale != scale)
             continue;
-        if (needs_rest(tile, chunk, i, largest, sum))
-            again[n_again++] = (uint8_t)i;
-        add_weight_row(tile, values, i, largest, sum, x, &rows);
+        const uint32_t class = factor_class(page);
+        if (class < lowest)
+            values->n_pages = 0;
+        lowest = class < lowest ? class : lowest;
+        if (class == lowest)
+            values->page[values->n_pages++] = (uint8_t)p;
     }
-    add_channels_of(tile, chunk, values, &rows, ahead);
-    for (uint32_t k = 0; k < n_again; k++) {
-        int16_t integers[CHUNK_TOKENS];
-        const float sum = weigh(tile, chunk, values, again[k], x, &largest);
-        const float step = to_integers(largest, x, values->n_pages * KVC_PAGE_ROWS, integers, x);
-        add_weight_row(tile, values, again[k], REST_OF(step), sum, x, &rests);
-    }
-    add_channels_of(tile, chunk, values, &rests, ahead);
+    for (uint32_t i = 0; i < values->n_pages; i++)
+        done[values->page[i]] = true;
 }
 
 /* The pages of a chunk whose values have this format and scale. */
 static inline void add_values_of(const struct kvc_attend_tile *tile, const struct chunk *chunk,
                                  uint8_t format, uint8_t scale, struct ahead *ahead)
 {
-    struct int_values values = {.codes = format == KVC_INT4 ? NIBBLES : BYTES};
-    for (uint32_t p = 0; p < chunk->n_pages; p++) {
-        const struct kvc_page_layout *layout = chunk->pages[p].layout;
-        if (layout->v_format == format && layout->v_scale == scale)
-            values.page[values.n_pages++] = (uint8_t)p;
-    }
-    if (values.n_pages == 0)
-        return;
-    const uint32_t d8 = chunk->pages[values.page[0]].layout->d8_v;
-    const uint32_t n_groups = kvc_scale_groups(format, scale, d8);
-    for (uint32_t g = 0; g < n_groups; g++) {
-        values.first = g * KVC_GROUP_CHANNELS;
-        values.end = g + 1 < n_groups ? values.first + KVC_GROUP_CHANNELS : d8;
-        for (uint32_t p = 0; p < values.n_pages; p++) {
-            const struct kvc_attend_page *page = &chunk->pages[values.page[p]];
-            token_factors(format, scale, page->data + page->layout->v_params, g, 1.0f,
-                          values.factors + (size_t)p * KVC_PAGE_ROWS);
+    struct int_values values;
+    bool done[CHUNK_PAGES] = {false};
+    for (take_pages(chunk, format, scale, done, &values); values.n_pages > 0;
+         take_pages(chunk, format, scale, done, &values)) {
+        const uint32_t d8 = chunk->pages[values.page[0]].layout->d8_v;
+        const uint32_t n_groups = kvc_scale_groups(format, scale, d8);
+        for (uint32_t g = 0; g < n_groups; g++) {
+            values.first = g * KVC_GROUP_CHANNELS;
+            values.end = g + 1 < n_groups ? values.first + KVC_GROUP_CHANNELS : d8;
+            for (uint32_t p = 0; p < values.n_pages; p++) {
+                const struct kvc_attend_page *page = &chunk->pages[values.page[p]];
+                token_factors(format, scale, page->data + page->layout->v_params, g, 1.0f,
+                              values.factors + (size_t)p * KVC_PAGE_ROWS);
+            }
+            add_group(tile, chunk, &values, ahead);
         }
-        add_group(tile, chunk, &values, ahead);
     }
 }
 

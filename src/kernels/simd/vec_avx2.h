@@ -51,6 +51,7 @@ typedef __m256 vm;
 #define i_sub(a, b)     _mm256_sub_epi32((a), (b))
 #define i_and(a, b)     _mm256_and_si256((a), (b))
 #define i_shl(a, n)     _mm256_slli_epi32((a), (n))
+#define i_sra(a, n)     _mm256_srai_epi32((a), (n))
 #define i_srl16(a, n)   _mm256_srli_epi16((a), (n)) /* of 16-bit lanes */
 #define i_madd(a, b)    _mm256_madd_epi16((a), (b)) /* sums of two products of 16-bit lanes */
 #define v_from_i(a)     _mm256_cvtepi32_ps(a)
