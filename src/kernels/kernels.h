@@ -298,13 +298,13 @@ struct kvc_rows_tile {
 typedef kvc_status kvc_attend_rows_fn(const struct kvc_queue *queue,
                                       const struct kvc_rows_tile *tile);
 
-/* For each query row: itself as integers, and a sum and a scale for each of its blocks; and for 32
- * keys: a factor for each block of K and V, a score for each row of one head, and a weight for each
- * of 4 rows and block of V. */
+/* For each query row: itself as integers and rests, and a sum and a scale for each of its blocks;
+ * and for 32 keys: a factor for each block of K and V, a score for each row of one head, and a
+ * weight for each of 4 rows and block of V. */
 static inline size_t kvc_rows_work_size(size_t n_rows, size_t d_k, size_t d_v)
 {
     const size_t blocks_k = (d_k + 31) / 32, blocks_v = (d_v + 31) / 32;
-    return n_rows * (((blocks_k + 3) & ~(size_t)3) * 16 + 32) +
+    return n_rows * (((blocks_k + 3) & ~(size_t)3) * 32 + 32) +
            32 * (blocks_k + 5 * blocks_v + KVC_TILE_ROWS);
 }
 

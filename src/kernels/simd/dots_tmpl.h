@@ -48,9 +48,15 @@ V_INLINE int spare_bits(enum codes codes)
     return codes == BYTES ? 1 : 5;
 }
 
-V_INLINE vi join_rest(enum codes codes, vi sum, vi rest)
+/* What a sum of rests starts from to be rounded, and the sum of both in units of 2^-spare. */
+V_INLINE vi half_rest(int spare)
 {
-    return i_add(i_shl(sum, spare_bits(codes)), i_sra(rest, REST_BITS - spare_bits(codes)));
+    return i_set1(1 << (REST_BITS - spare - 1));
+}
+
+V_INLINE vi join_rest(int spare, vi sum, vi rest)
+{
+    return i_add(i_shl(sum, spare), i_sra(rest, REST_BITS - spare));
 }
 
 /* Vectors of a row that belong to one of codes. */
@@ -127,7 +133,7 @@ V_INLINE void add_products(enum codes codes, enum split split, enum rests rests,
 V_INLINE vi join_sums(enum codes codes, enum rests rests, const struct products *sums)
 {
     const vi x = i_add(sums->low, i_shl(sums->high, 8));
-    return rests ? join_rest(codes, x, sums->rest) : x;
+    return rests ? join_rest(spare_bits(codes), x, sums->rest) : x;
 }
 #else
 V_INLINE void unpack_codes(enum codes codes, const uint8_t *at, vi *part)
@@ -158,7 +164,7 @@ V_INLINE void add_products(enum codes codes, enum split split, enum rests rests,
 
 V_INLINE vi join_sums(enum codes codes, enum rests rests, const struct products *sums)
 {
-    return rests ? join_rest(codes, sums->low, sums->rest) : sums->low;
+    return rests ? join_rest(spare_bits(codes), sums->low, sums->rest) : sums->low;
 }
 #endif
 
@@ -358,7 +364,7 @@ V_INLINE vi rests_start(enum codes codes, enum split split, const uint8_t *row, 
     unpack_codes(codes, zeros, part);
     for (size_t v = 0; v < n_vectors; v++)
         add_products(codes, split, RESTS, part, row + v * size, &sums);
-    return i_sub(i_set1(1 << (REST_BITS - spare_bits(codes) - 1)), sums.rest);
+    return i_sub(half_rest(spare_bits(codes)), sums.rest);
 }
 
 V_INLINE void arrange_codes(enum codes codes, enum split split, const int16_t *x,

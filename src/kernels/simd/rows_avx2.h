@@ -2,12 +2,16 @@
  * rows_avx2.h - words for blocks of 32 codes in the row formats of engines (rows.h), with AVX2.
  *
  * A step is a vector of products: of STEP_BLOCKS() blocks of one row with 16-bit integers, which
- * step_arrange() lays out in 64 bytes a block. Codes are too large by STEP_BIAS().
+ * step_arrange() lays out in 64 bytes a block, and with their rests (dots_tmpl.h), in
+ * STEP_REST_BYTES a block. Codes are too large by STEP_BIAS(), and sums, which are of 32 codes,
+ * count in units of 2^-STEP_SPARE() of an integer.
  */
 #include "../rows.h"
 
 #define STEP_BLOCKS(format) 1u
 #define STEP_BIAS(format)   ((format) == KVC_ROWS_Q4_0 ? 8 : 0)
+#define STEP_REST_BYTES     64
+#define STEP_SPARE(format)  ((format) == KVC_ROWS_Q4_0 ? 6 : 4)
 
 V_INLINE __m128i load_16(const uint8_t *p)
 {
@@ -28,10 +32,13 @@ V_INLINE void step_load(kvc_row_format format, const uint8_t *block, uint32_t n,
     part[1] = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(x, 4), low));
 }
 
-V_INLINE vi step_dot(kvc_row_format format, const vi *part, const uint8_t *row)
+V_INLINE vi step_dot(kvc_row_format format, const vi *part, const uint8_t *row,
+                     const uint8_t *rests)
 {
+    const vi sum = i_add(i_madd(part[0], i_load(row)), i_madd(part[1], i_load(row + 32)));
+    const vi rest = i_add(i_madd(part[0], i_load(rests)), i_madd(part[1], i_load(rests + 32)));
     (void)format;
-    return i_add(i_madd(part[0], i_load(row)), i_madd(part[1], i_load(row + 32)));
+    return join_rest(STEP_SPARE(format), sum, i_add(rest, half_rest(STEP_SPARE(format))));
 }
 
 /* VLEN vectors of products: lane i of sums[b] is what block b of dots[i] adds up to. */
@@ -47,6 +54,13 @@ V_INLINE void step_arrange(kvc_row_format format, const int16_t *x, uint32_t blo
 {
     (void)format;
     memcpy(row + (size_t)block * 64, x, 64);
+}
+
+/* The same for their rests. */
+V_INLINE void step_arrange_rests(kvc_row_format format, const int16_t *x, uint32_t block,
+                                 uint8_t *rests)
+{
+    step_arrange(format, x, block, rests);
 }
 
 /* The elements of a block without its scale. */

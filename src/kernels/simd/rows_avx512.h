@@ -2,6 +2,8 @@
  * bytes; rows_avx2.h says what they mean. */
 #include "../rows.h"
 
+#define STEP_SPARE(format) ((format) == KVC_ROWS_Q4_0 ? 6 : 4)
+
 V_INLINE __m128i load_16(const uint8_t *p)
 {
     return _mm_loadu_si128((const __m128i *)(const void *)p);
@@ -11,6 +13,7 @@ V_INLINE __m128i load_16(const uint8_t *p)
 /* Codes are unsigned bytes; integers are 256 high + low, signed bytes. */
 #define STEP_BLOCKS(format) ((format) == KVC_ROWS_Q4_0 ? 4u : 2u)
 #define STEP_BIAS(format)   ((format) == KVC_ROWS_Q4_0 ? 8 : 128)
+#define STEP_REST_BYTES     32
 
 V_INLINE __m256i load_32(const uint8_t *p)
 {
@@ -38,13 +41,19 @@ V_INLINE void step_load(kvc_row_format format, const uint8_t *block, uint32_t n,
     part[1] = i_and(i_srl16(x, 4), low);
 }
 
-V_INLINE vi step_dot(kvc_row_format format, const vi *part, const uint8_t *row)
+V_INLINE vi step_dot(kvc_row_format format, const vi *part, const uint8_t *row,
+                     const uint8_t *rests)
 {
     vi high = i_dot(i_zero(), part[0], i_load(row));
-    if (format == KVC_ROWS_Q8_0)
-        return i_dot(i_shl(high, 8), part[0], i_load(row + 64));
+    vi rest = i_dot(half_rest(STEP_SPARE(format)), part[0], i_load(rests));
+    if (format == KVC_ROWS_Q8_0) {
+        const vi sum = i_dot(i_shl(high, 8), part[0], i_load(row + 64));
+        return join_rest(STEP_SPARE(format), sum, rest);
+    }
     high = i_dot(high, part[1], i_load(row + 64));
-    return i_dot(i_dot(i_shl(high, 8), part[0], i_load(row + 128)), part[1], i_load(row + 192));
+    rest = i_dot(rest, part[1], i_load(rests + 64));
+    const vi sum = i_dot(i_shl(high, 8), part[0], i_load(row + 128));
+    return join_rest(STEP_SPARE(format), i_dot(sum, part[1], i_load(row + 192)), rest);
 }
 
 V_INLINE void step_sums(kvc_row_format format, const vi *dots, vi *sums)
@@ -84,9 +93,24 @@ V_INLINE void step_arrange(kvc_row_format format, const int16_t *x, uint32_t blo
     _mm_storeu_si128((__m128i *)(void *)(row + 128), _mm256_castsi256_si128(low));
     _mm_storeu_si128((__m128i *)(void *)(row + 192), _mm256_extracti128_si256(low, 1));
 }
+
+V_INLINE void step_arrange_rests(kvc_row_format format, const int16_t *x, uint32_t block,
+                                 uint8_t *rests)
+{
+    vh high, low;
+    h_split(x, &high, &low);
+    if (format == KVC_ROWS_Q8_0) {
+        h_store(rests + (size_t)block * 32, low);
+        return;
+    }
+    rests += (size_t)(block / 4) * 128 + (size_t)(block % 4) * 16;
+    _mm_storeu_si128((__m128i *)(void *)rests, _mm256_castsi256_si128(low));
+    _mm_storeu_si128((__m128i *)(void *)(rests + 64), _mm256_extracti128_si256(low, 1));
+}
 #else
 #define STEP_BLOCKS(format) 1u
 #define STEP_BIAS(format)   ((format) == KVC_ROWS_Q4_0 ? 8 : 0)
+#define STEP_REST_BYTES     64
 
 V_INLINE void step_load(kvc_row_format format, const uint8_t *block, uint32_t n, vi *part)
 {
@@ -101,10 +125,12 @@ V_INLINE void step_load(kvc_row_format format, const uint8_t *block, uint32_t n,
         _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(x, 4), low), _mm_and_si128(x, low)));
 }
 
-V_INLINE vi step_dot(kvc_row_format format, const vi *part, const uint8_t *row)
+V_INLINE vi step_dot(kvc_row_format format, const vi *part, const uint8_t *row,
+                     const uint8_t *rests)
 {
+    const vi rest = i_add(i_madd(part[0], i_load(rests)), half_rest(STEP_SPARE(format)));
     (void)format;
-    return i_madd(part[0], i_load(row));
+    return join_rest(STEP_SPARE(format), i_madd(part[0], i_load(row)), rest);
 }
 
 V_INLINE void step_sums(kvc_row_format format, const vi *dots, vi *sums)
@@ -121,6 +147,12 @@ V_INLINE void step_arrange(kvc_row_format format, const int16_t *x, uint32_t blo
 {
     (void)format;
     memcpy(row + (size_t)block * 64, x, 64);
+}
+
+V_INLINE void step_arrange_rests(kvc_row_format format, const int16_t *x, uint32_t block,
+                                 uint8_t *rests)
+{
+    step_arrange(format, x, block, rests);
 }
 #endif
 

@@ -100,7 +100,7 @@ V_INLINE void ask_for_row(struct coming *coming)
 
 /* What tile->work is divided into; kvc_rows_work_size() knows the sum. */
 struct row_rooms {
-    uint8_t *integers; /* of each query row, row_size bytes */
+    uint8_t *integers; /* of each query row, row_size bytes; the second half are its rests */
     size_t row_size;
     int32_t *sums;    /* [MAX_BLOCKS] of each query row: what is too much in products */
     float *scales;    /* of each query row's integers, times that of the tile */
@@ -117,7 +117,7 @@ static inline struct row_rooms row_rooms(const struct kvc_rows_tile *tile)
     const size_t blocks_v = (tile->v.d + KVC_BLOCK - 1) / KVC_BLOCK;
     struct row_rooms rooms;
     rooms.integers = (uint8_t *)tile->work;
-    rooms.row_size = ((blocks_k + 3) & ~(size_t)3) * 64;
+    rooms.row_size = ((blocks_k + 3) & ~(size_t)3) * 128;
     rooms.sums = (int32_t *)(void *)(rooms.integers + n * rooms.row_size);
     rooms.scales = (float *)(void *)(rooms.sums + n * MAX_BLOCKS);
     rooms.factors_k = rooms.scales + n * MAX_BLOCKS;
@@ -132,31 +132,37 @@ static inline bool by_integers(const struct kvc_rows_tile *tile)
     return !tile->exact && tile->k.format != KVC_ROWS_F16;
 }
 
-/* A block of a query row as integers times what is returned. */
-static inline float round_block(const float *x, int16_t *to)
+/* A block of a query row as integers times what is returned, and their rests. */
+static inline float round_block(const float *x, int16_t *to, int16_t *rests)
 {
+    float rest[KVC_BLOCK];
     vf max = v_zero();
     for (uint32_t i = 0; i < KVC_BLOCK; i += VLEN)
         max = v_max(v_abs(v_load(x + i)), max);
     const float largest = v_hmax(max);
     if (!(largest >= TINY)) {
         memset(to, 0, KVC_BLOCK * sizeof(*to));
+        memset(rests, 0, KVC_BLOCK * sizeof(*rests));
         return 0.0f;
     }
-    return to_integers(largest, x, KVC_BLOCK, to, NULL);
+    const float step = to_integers(largest, x, KVC_BLOCK, to, rest);
+    rests_of(rest, KVC_BLOCK, step, rests);
+    return step;
 }
 
 /*
  * Where few channels are much larger than the others, integers in units of them lose too much of
  * the others. The error of a product with a random row is that of its length that the rounding has:
- * sqrt(sum of step^2 / 12), of which this part is the most; of rows without peaks it is about 2e-5.
+ * sqrt(sum of step^2 / 12), of which this part is the most, with the step of a rest of one byte; of
+ * rows without peaks it is about 2e-7.
  */
-#define MAX_LOSS_OF_ROW 3e-5f
+#define MAX_LOSS_OF_ROW 2e-6f
 
 /* The query rows as integers. */
 static inline void arrange_rows(const struct kvc_rows_tile *tile, const struct row_rooms *rooms)
 {
-    int16_t x[KVC_BLOCK];
+    const int32_t bias = STEP_BIAS(tile->k.format), units = 1 << STEP_SPARE(tile->k.format);
+    int16_t x[KVC_BLOCK], rests[KVC_BLOCK];
     for (size_t row = 0; row < (size_t)tile->n_heads * tile->n_rows; row++) {
         const float *q = tile->q + row * kvc_attend_stride(tile->k.d);
         uint8_t *to = rooms->integers + row * rooms->row_size;
@@ -164,12 +170,16 @@ static inline void arrange_rows(const struct kvc_rows_tile *tile, const struct r
         vf length = v_zero();
         memset(to, 0, rooms->row_size);
         for (uint32_t b = 0; b < tile->k.d / KVC_BLOCK; b++, q += KVC_BLOCK) {
-            scales[b] = round_block(q, x);
-            loss += scales[b] * scales[b] * (KVC_BLOCK / 12.0f);
+            const float step = round_block(q, x, rests);
+            scales[b] = step / (float)units;
+            loss += step * step * (KVC_BLOCK / 12.0f / 16384.0f);
             for (uint32_t i = 0; i < KVC_BLOCK; i += VLEN)
                 length = v_fma(v_load(q + i), v_load(q + i), length);
             step_arrange(tile->k.format, x, b, to);
-            rooms->sums[row * MAX_BLOCKS + b] = STEP_BIAS(tile->k.format) * sum_of(x, KVC_BLOCK);
+            step_arrange_rests(tile->k.format, rests, b, to + rooms->row_size / 2);
+            rooms->sums[row * MAX_BLOCKS + b] =
+                units * bias * sum_of(x, KVC_BLOCK) +
+                bias * sum_of(rests, KVC_BLOCK) / ((1 << REST_BITS) / units);
         }
         /* NaN, too. */
         if (!(loss <= MAX_LOSS_OF_ROW * MAX_LOSS_OF_ROW * v_hadd(length)))
@@ -298,7 +308,8 @@ V_INLINE void multiply_integers(kvc_row_format format, const struct stored_span 
                 V_UNROLL
                 for (int r = 0; r < n_rows; r++)
                     dots[n_rows == 1 ? j : 4 * (uint32_t)r + j] =
-                        step_dot(format, part, rows[r] + (size_t)b * 64);
+                        step_dot(format, part, rows[r] + (size_t)b * 64,
+                                 rows[r] + rooms->row_size / 2 + (size_t)b * STEP_REST_BYTES);
             }
             step_sums(format, dots, sums);
             V_UNROLL

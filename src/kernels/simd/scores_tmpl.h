@@ -228,6 +228,14 @@ V_INLINE float to_integers(float largest, const float *x, uint32_t n, int16_t *t
     return step;
 }
 
+/* What to_integers() with this step left, in units of 2^-REST_BITS of a step. */
+V_INLINE void rests_of(const float *rest, uint32_t n, float step, int16_t *to)
+{
+    const vf by = v_set1(1.0f / step), units = v_set1(1 << REST_BITS);
+    for (uint32_t i = 0; i < n; i += VLEN)
+        i_store_low16(to + i, i_round(v_mul(v_mul(v_load(rest + i), by), units)));
+}
+
 /* What the rest of to_integers() is at most: half a step, and what the product that was rounded may
  * have been off by. */
 #define REST_OF(step) (0.51f * (step))

@@ -190,14 +190,6 @@ struct weight_rows {
     int32_t bias[KVC_TILE_ROWS];
 };
 
-/* What rounding x to integers times step left, in units of 2^-REST_BITS of a step. */
-static inline void rests_of(const float *rest, uint32_t n, float step, int16_t *to)
-{
-    const vf by = v_set1(1.0f / step), units = v_set1(1 << REST_BITS);
-    for (uint32_t i = 0; i < n; i += VLEN)
-        i_store_low16(to + i, i_round(v_mul(v_mul(v_load(rest + i), by), units)));
-}
-
 /*
  * Adds a row of weights x, which has a NaN if sum is NaN; x becomes its rests.
  * They count: where one weight is a large part of all, integers in units of it lose what many small
