@@ -340,6 +340,30 @@ static void long_and_peaky_contexts_stay_accurate(void **state)
     }
 }
 
+/* The error of a logit grows with it. */
+static void large_logits_stay_accurate(void **state)
+{
+    uint64_t rng = 5;
+
+    for (size_t i = 0; i < 12; i++) {
+        const struct scene_shape shape = {1,
+                                          i % 3 ? 4 : 1,
+                                          700,
+                                          1,
+                                          i % 4 < 2 ? 64 : 128,
+                                          64,
+                                          i % 2 ? KVC_ROWS_Q8_0 : KVC_ROWS_Q4_0,
+                                          KVC_ROWS_F16};
+        struct scene s = scene_new(&shape, &rng);
+        double out[64];
+
+        s.options.scale = 1.0f;
+        s.options.scale = (float)(30 / solve(&s, 0, 0, out)); /* about the largest logit */
+        check_scene(state, &s);
+        scene_free(&s);
+    }
+}
+
 /* A parallel_for that runs the tasks backwards. */
 static void run_backwards(void *user, size_t n, void (*task)(void *arg, size_t i), void *arg)
 {
@@ -809,6 +833,7 @@ int main(void)
         cmocka_unit_test(halves_of_every_length_are_read),
         cmocka_unit_test(query_heads_share_kv_heads),
         cmocka_unit_test(long_and_peaky_contexts_stay_accurate),
+        cmocka_unit_test(large_logits_stay_accurate),
         cmocka_unit_test(no_split_over_threads_changes_a_bit),
         cmocka_unit_test(a_query_alone_gets_the_same_bits),
         cmocka_unit_test(rows_lie_where_strides_say),

@@ -169,6 +169,18 @@ static void every_format_equals_float64(void **state)
     }
 }
 
+/* Page p of a tile becomes a whole sealed one, all of which every row sees. */
+static struct test_page *seal_whole(struct test_tile *t, uint32_t p, int k, int k_scale, int v,
+                                    int v_scale)
+{
+    struct test_page *page = &t->page[p];
+    const int d_k = page->layout.d_k, d_v = page->layout.d_v;
+    edge_free(page->data, page->layout.n_bytes);
+    *page = sealed_page(d_k, d_v, k, k_scale, v, v_scale, 64, ~UINT64_C(0));
+    memset(page->mask, 0xff, sizeof(page->mask));
+    return page;
+}
+
 /* Values of a page: 100 (INT8) or 7 codes of 1 / 128, but of the first token only in channel 0. */
 static void level_values(struct test_page *page, bool first)
 {
@@ -194,12 +206,9 @@ static void small_weights_beside_a_large_one_count(void **state)
         const int v = i % 2 ? KVC_INT4 : KVC_INT8, d = i / 2 % 2 ? 64 : 128;
         struct test_tile *t = tile_new(d, d, i / 4 ? 5 : 1, 4, 0);
         for (uint32_t p = 0; p < 4; p++) {
-            struct test_page *page = &t->page[p];
-            edge_free(page->data, page->layout.n_bytes);
-            *page =
-                sealed_page(d, d, KVC_INT8, KVC_SCALE_TOKEN, v, KVC_SCALE_TOKEN, 64, ~UINT64_C(0));
+            struct test_page *page =
+                seal_whole(t, p, KVC_INT8, KVC_SCALE_TOKEN, v, KVC_SCALE_TOKEN);
             level_values(page, p == 0);
-            memset(page->mask, 0xff, sizeof(page->mask));
             page->biased = true;
             for (int c = 0; c < KVC_PAGE_ROWS; c++)
                 page->bias[c] = p + (uint32_t)c ? -11.3f : 0;
@@ -230,14 +239,8 @@ static void zeros_of_a_large_scale_cost_nothing(void **state)
     for (int i = 0; i < 8; i++) {
         const int v = i % 2 ? KVC_INT4 : KVC_INT8, d = i / 2 % 2 ? 64 : 128;
         struct test_tile *t = tile_new(d, d, i / 4 ? 5 : 1, 4, 0);
-        for (uint32_t p = 0; p < 4; p++) {
-            struct test_page *page = &t->page[p];
-            edge_free(page->data, page->layout.n_bytes);
-            *page =
-                sealed_page(d, d, KVC_INT8, KVC_SCALE_TOKEN, v, KVC_SCALE_HEAD, 64, ~UINT64_C(0));
-            set_zeros(page, p == 1);
-            memset(page->mask, 0xff, sizeof(page->mask));
-        }
+        for (uint32_t p = 0; p < 4; p++)
+            set_zeros(seal_whole(t, p, KVC_INT8, KVC_SCALE_TOKEN, v, KVC_SCALE_HEAD), p == 1);
         tile_point(t);
         check_tile(t);
         t->tile.exact = false;
@@ -258,17 +261,14 @@ static void a_peak_in_a_query_costs_nothing(void **state)
         const int k = (const int[]){KVC_INT8, KVC_INT6, KVC_INT4}[i % 3], d = i / 3 % 2 ? 64 : 128;
         struct test_tile *t = tile_new(d, d, i / 6 ? 5 : 1, 3, 0);
         for (uint32_t p = 0; p < 3; p++) {
-            struct test_page *page = &t->page[p];
-            edge_free(page->data, page->layout.n_bytes);
-            *page =
-                sealed_page(d, d, k, KVC_SCALE_TOKEN, KVC_INT8, KVC_SCALE_TOKEN, 64, ~UINT64_C(0));
+            struct test_page *page =
+                seal_whole(t, p, k, KVC_SCALE_TOKEN, KVC_INT8, KVC_SCALE_TOKEN);
             for (uint32_t row = 0; row < 64; row++) {
                 uint8_t *line = page->data + (size_t)row * page->layout.k_stride;
                 line[0] = k == KVC_INT8 ? 128 : (uint8_t)((line[0] & 0xf0) | (k == KVC_INT4) << 3);
                 if (k == KVC_INT6)
                     line[d / 2] = (uint8_t)((line[d / 2] & 0xfc) | 2);
             }
-            memset(page->mask, 0xff, sizeof(page->mask));
         }
         for (uint32_t row = 0; row < t->tile.n_rows; row++)
             t->q[(size_t)row * (size_t)d] = 3e5f;
@@ -497,14 +497,11 @@ static void channel_keys_far_from_zero_stay_exact(void **state)
         const uint32_t n_rows = (const uint32_t[]){1, 2, 4, ROWS}[i / 2];
         struct test_tile *t = tile_new(D, D, n_rows, 4, 0);
         for (uint32_t p = 0; p < 4; p++) {
-            struct test_page *page = &t->page[p];
-            edge_free(page->data, page->layout.n_bytes);
-            *page = sealed_page(D, D, i % 2 ? KVC_INT8 : KVC_INT4, KVC_SCALE_CHANNEL, KVC_INT8,
-                                KVC_SCALE_TOKEN, 64, ~UINT64_C(0));
+            struct test_page *page = seal_whole(t, p, i % 2 ? KVC_INT8 : KVC_INT4,
+                                                KVC_SCALE_CHANNEL, KVC_INT8, KVC_SCALE_TOKEN);
             uint16_t *minima = (uint16_t *)(void *)(page->data + page->layout.k_params) + D;
             for (int c = 0; c < D; c += 8)
                 minima[c] = c % 16 ? 0x5400 : 0xd400; /* +-64 */
-            memset(page->mask, 0xff, sizeof(page->mask));
         }
         tile_point(t);
         t->tile.exact = true;
@@ -538,13 +535,8 @@ static void bench(const struct kvc_kernels *k, const struct bench_case *c, uint3
 {
     struct test_tile *t = tile_new(128, 128, n_rows, PAGES, 0);
     double best = 1e30;
-    for (uint32_t p = 0; p < PAGES; p++) {
-        edge_free(t->page[p].data, t->page[p].layout.n_bytes);
-        t->page[p] = sealed_page(128, 128, c->k_format, c->k_scale, c->v_format, KVC_SCALE_TOKEN,
-                                 64, ~UINT64_C(0));
-        for (uint32_t r = 0; r < n_rows; r++)
-            t->page[p].mask[r] = ~UINT64_C(0);
-    }
+    for (uint32_t p = 0; p < PAGES; p++)
+        seal_whole(t, p, c->k_format, c->k_scale, c->v_format, KVC_SCALE_TOKEN);
     tile_point(t);
     for (int i = 0; i < 300 && (i < 3 || k != &kvc_kernels_ref); i++) {
         const double start = now();

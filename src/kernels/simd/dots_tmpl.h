@@ -371,12 +371,10 @@ V_INLINE void arrange_codes(enum codes codes, enum split split, const int16_t *x
                             const int16_t *rest, uint32_t n, uint8_t *row)
 {
     const uint32_t size = split == PAIRS ? 64 : elements_of(codes);
-    if (!rest) {
-        arrange_parts(codes, split, x, NULL, n, row);
-        return;
-    }
-    arrange_parts(codes, split, x, rest, n, row + VECTOR_BYTES);
-    i_store(row, rests_start(codes, split, row + VECTOR_BYTES, n / size));
+    uint8_t *parts = rest ? row + VECTOR_BYTES : row;
+    arrange_parts(codes, split, x, rest, n, parts);
+    if (rest)
+        i_store(row, rests_start(codes, split, parts, n / size));
 }
 
 /* A row as the products want it, with rests or, if they are NULL, without; n is a multiple of
