@@ -1,17 +1,17 @@
 /*
  * rows_avx2.h - words for blocks of 32 codes in the row formats of engines (rows.h), with AVX2.
  *
- * A step is a vector of products: of STEP_BLOCKS() blocks of one row with 16-bit integers, which
- * step_arrange() lays out in 64 bytes a block, and with their rests (dots_tmpl.h), in
- * STEP_REST_BYTES a block. Codes are too large by STEP_BIAS(), and sums, which are of 32 codes,
- * count in units of 2^-STEP_SPARE() of an integer.
+ * A step is a vector of products: of STEP_BLOCKS blocks of Q4_0 of one row with 16-bit integers,
+ * which step_arrange() lays out in 64 bytes a block, and with their rests (dots_tmpl.h), in
+ * STEP_REST_BYTES a block. Codes are too large by STEP_BIAS, and sums, which are of 32 codes, count
+ * in units of 2^-STEP_SPARE of an integer. Of Q8_0, which is sooner floats, integers save nothing.
  */
 #include "../rows.h"
 
-#define STEP_BLOCKS(format) 1u
-#define STEP_BIAS(format)   ((format) == KVC_ROWS_Q4_0 ? 8 : 0)
-#define STEP_REST_BYTES     64
-#define STEP_SPARE(format)  ((format) == KVC_ROWS_Q4_0 ? 6 : 4)
+/* Whether there are steps. */
+#define ROW_INTEGERS 1
+
+enum { STEP_BLOCKS = 1, STEP_REST_BYTES = 64, STEP_BIAS = 8, STEP_SPARE = 6 };
 
 V_INLINE __m128i load_16(const uint8_t *p)
 {
@@ -19,48 +19,34 @@ V_INLINE __m128i load_16(const uint8_t *p)
 }
 
 /* The factors that n blocks of codes become. */
-V_INLINE void step_load(kvc_row_format format, const uint8_t *block, uint32_t n, vi *part)
+V_INLINE void step_load(const uint8_t *block, uint32_t n, vi *part)
 {
-    (void)n;
-    if (format == KVC_ROWS_Q8_0) {
-        part[0] = _mm256_cvtepi8_epi16(load_16(block + 2));
-        part[1] = _mm256_cvtepi8_epi16(load_16(block + 18));
-        return;
-    }
     const __m128i x = load_16(block + 2), low = _mm_set1_epi8(15);
+    (void)n;
     part[0] = _mm256_cvtepu8_epi16(_mm_and_si128(x, low));
     part[1] = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(x, 4), low));
 }
 
-V_INLINE vi step_dot(kvc_row_format format, const vi *part, const uint8_t *row,
-                     const uint8_t *rests)
+V_INLINE vi step_dot(const vi *part, const uint8_t *row, const uint8_t *rests)
 {
     const vi sum = i_add(i_madd(part[0], i_load(row)), i_madd(part[1], i_load(row + 32)));
     const vi rest = i_add(i_madd(part[0], i_load(rests)), i_madd(part[1], i_load(rests + 32)));
-    (void)format;
-    return join_rest(STEP_SPARE(format), sum, i_add(rest, half_rest(STEP_SPARE(format))));
+    return join_rest(STEP_SPARE, sum, i_add(rest, half_rest(STEP_SPARE)));
 }
 
 /* VLEN vectors of products: lane i of sums[b] is what block b of dots[i] adds up to. */
-V_INLINE void step_sums(kvc_row_format format, const vi *dots, vi *sums)
+V_INLINE void step_sums(const vi *dots, vi *sums)
 {
     const vi runs[2] = {i_hadd_runs(dots), i_hadd_runs(dots + 4)};
-    (void)format;
     sums[0] = i_hadd_all(runs);
 }
 
-/* Puts 32 integers where step_dot() looks for those of a block. */
-V_INLINE void step_arrange(kvc_row_format format, const int16_t *x, uint32_t block, uint8_t *row)
+/* Puts 32 integers and their rests where step_dot() looks for those of a block. */
+V_INLINE void step_arrange(const int16_t *x, const int16_t *rest, uint32_t block, uint8_t *row,
+                           uint8_t *rests)
 {
-    (void)format;
     memcpy(row + (size_t)block * 64, x, 64);
-}
-
-/* The same for their rests. */
-V_INLINE void step_arrange_rests(kvc_row_format format, const int16_t *x, uint32_t block,
-                                 uint8_t *rests)
-{
-    step_arrange(format, x, block, rests);
+    memcpy(rests + (size_t)block * 64, rest, 64);
 }
 
 /* The elements of a block without its scale. */

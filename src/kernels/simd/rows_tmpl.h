@@ -127,9 +127,10 @@ static inline struct row_rooms row_rooms(const struct kvc_rows_tile *tile)
     return rooms;
 }
 
+#if ROW_INTEGERS
 static inline bool by_integers(const struct kvc_rows_tile *tile)
 {
-    return !tile->exact && tile->k.format != KVC_ROWS_F16;
+    return !tile->exact && tile->k.format == KVC_ROWS_Q4_0;
 }
 
 /* A block of a query row as integers times what is returned, and their rests. */
@@ -161,7 +162,7 @@ static inline float round_block(const float *x, int16_t *to, int16_t *rests)
 /* The query rows as integers. */
 static inline void arrange_rows(const struct kvc_rows_tile *tile, const struct row_rooms *rooms)
 {
-    const int32_t bias = STEP_BIAS(tile->k.format), units = 1 << STEP_SPARE(tile->k.format);
+    const int32_t units = 1 << STEP_SPARE;
     int16_t x[KVC_BLOCK], rests[KVC_BLOCK];
     for (size_t row = 0; row < (size_t)tile->n_heads * tile->n_rows; row++) {
         const float *q = tile->q + row * kvc_attend_stride(tile->k.d);
@@ -175,17 +176,17 @@ static inline void arrange_rows(const struct kvc_rows_tile *tile, const struct r
             loss += step * step * (KVC_BLOCK / 12.0f / 16384.0f);
             for (uint32_t i = 0; i < KVC_BLOCK; i += VLEN)
                 length = v_fma(v_load(q + i), v_load(q + i), length);
-            step_arrange(tile->k.format, x, b, to);
-            step_arrange_rests(tile->k.format, rests, b, to + rooms->row_size / 2);
+            step_arrange(x, rests, b, to, to + rooms->row_size / 2);
             rooms->sums[row * MAX_BLOCKS + b] =
-                units * bias * sum_of(x, KVC_BLOCK) +
-                bias * sum_of(rests, KVC_BLOCK) / ((1 << REST_BITS) / units);
+                STEP_BIAS * (units * sum_of(x, KVC_BLOCK)) +
+                STEP_BIAS * sum_of(rests, KVC_BLOCK) / ((1 << REST_BITS) / units);
         }
         /* NaN, too. */
         if (!(loss <= MAX_LOSS_OF_ROW * MAX_LOSS_OF_ROW * v_hadd(length)))
             scales[0] = -1.0f;
     }
 }
+#endif
 
 /* Keys of a span, and which of them the query rows see. */
 struct key_span {
@@ -271,14 +272,14 @@ V_INLINE void store_scores(int n_rows, vf sums, float *scores)
         v_store_quads(scores, SPAN_KEYS, sums);
 }
 
-/* Products of n_rows (1 or SHARED_ROWS) query rows with a span of blocks, by integers. Scores up to
- * whole vectors are written. */
-V_INLINE void multiply_integers(kvc_row_format format, const struct stored_span *k,
-                                const struct row_rooms *rooms, const struct sharing *sharing,
-                                int n_rows, struct coming *coming, float *scores)
+#if ROW_INTEGERS
+/* Products of n_rows (1 or SHARED_ROWS) query rows with a span of blocks of Q4_0, by integers.
+ * Scores up to whole vectors are written. */
+V_INLINE void multiply_integers(const struct stored_span *k, const struct row_rooms *rooms,
+                                const struct sharing *sharing, int n_rows, struct coming *coming,
+                                float *scores)
 {
     const uint32_t n_blocks = k->d / KVC_BLOCK, n_keys = n_rows == 1 ? VLEN : 4;
-    const uint32_t step = STEP_BLOCKS(format);
     const uint8_t *rows[SHARED_ROWS];
     vi bias[MAX_BLOCKS];
     vf by[MAX_BLOCKS];
@@ -296,24 +297,24 @@ V_INLINE void multiply_integers(kvc_row_format format, const struct stored_span 
     }
     for (uint32_t t = 0; t < k->n; t += n_keys) {
         vf score = v_zero();
-        for (uint32_t b = 0; b < n_blocks; b += step) {
-            const uint32_t n = n_blocks - b < step ? n_blocks - b : step;
+        for (uint32_t b = 0; b < n_blocks; b += STEP_BLOCKS) {
+            const uint32_t n = n_blocks - b < STEP_BLOCKS ? n_blocks - b : STEP_BLOCKS;
             vi dots[VLEN], sums[4];
             V_UNROLL
             for (uint32_t j = 0; j < n_keys; j++) {
                 vi part[2];
                 if (b == 0)
                     ask_for_row(coming);
-                step_load(format, stored_row(k, t + j) + b * kvc_block_bytes(format), n, part);
+                step_load(stored_row(k, t + j) + b * kvc_block_bytes(KVC_ROWS_Q4_0), n, part);
                 V_UNROLL
                 for (int r = 0; r < n_rows; r++)
                     dots[n_rows == 1 ? j : 4 * (uint32_t)r + j] =
-                        step_dot(format, part, rows[r] + (size_t)b * 64,
+                        step_dot(part, rows[r] + (size_t)b * 64,
                                  rows[r] + rooms->row_size / 2 + (size_t)b * STEP_REST_BYTES);
             }
-            step_sums(format, dots, sums);
+            step_sums(dots, sums);
             V_UNROLL
-            for (uint32_t i = 0; i < step; i++) {
+            for (uint32_t i = 0; i < STEP_BLOCKS; i++) {
                 const float *factors = rooms->factors_k + (size_t)(b + i) * SPAN_KEYS + t;
                 if (i < n)
                     score = v_fma(v_mul(v_from_i(i_sub(sums[i], bias[b + i])), by[b + i]),
@@ -323,6 +324,7 @@ V_INLINE void multiply_integers(kvc_row_format format, const struct stored_span 
         store_scores(n_rows, score, scores + t);
     }
 }
+#endif
 
 /* Elements c ... of a row as floats, without the scale of a block; 0 beyond element d. */
 V_INLINE void load_run(kvc_row_format format, const uint8_t *row, uint32_t c, uint32_t d, vf *x)
@@ -388,25 +390,37 @@ V_INLINE void multiply_floats(kvc_row_format format, const struct stored_span *k
     }
 }
 
-V_INLINE void multiply_span(kvc_row_format format, bool integers, const struct stored_span *k,
+V_INLINE void multiply_span(kvc_row_format format, const struct stored_span *k,
                             const struct kvc_rows_tile *tile, const struct row_rooms *rooms,
                             const struct sharing *sharing, struct coming *coming, float *scores)
 {
-    struct coming none = {0};
-    if (integers && sharing->n == 1)
-        multiply_integers(format, k, rooms, sharing, 1, coming, scores);
-    else if (integers)
-        multiply_integers(format, k, rooms, sharing, SHARED_ROWS, coming, scores);
-    for (uint32_t r = 0; r < sharing->n && integers; r++)
-        if (rooms->scales[(size_t)sharing->row[r] * MAX_BLOCKS] < 0.0f)
-            multiply_floats(format, k, tile, rooms, &(struct sharing){1, {sharing->row[r]}}, 1,
-                            &none, scores + (size_t)r * SPAN_KEYS);
-    if (integers)
-        return;
     if (sharing->n == 1)
         multiply_floats(format, k, tile, rooms, sharing, 1, coming, scores);
     else
         multiply_floats(format, k, tile, rooms, sharing, SHARED_ROWS, coming, scores);
+}
+
+/* Keys of Q4_0, by integers where that is right. */
+static inline void multiply_nibbles(const struct stored_span *k, const struct kvc_rows_tile *tile,
+                                    const struct row_rooms *rooms, const struct sharing *sharing,
+                                    struct coming *coming, float *scores)
+{
+#if ROW_INTEGERS
+    struct coming none = {0};
+    if (by_integers(tile)) {
+        if (sharing->n == 1)
+            multiply_integers(k, rooms, sharing, 1, coming, scores);
+        else
+            multiply_integers(k, rooms, sharing, SHARED_ROWS, coming, scores);
+        for (uint32_t r = 0; r < sharing->n; r++)
+            if (rooms->scales[(size_t)sharing->row[r] * MAX_BLOCKS] < 0.0f)
+                multiply_floats(KVC_ROWS_Q4_0, k, tile, rooms,
+                                &(struct sharing){1, {sharing->row[r]}}, 1, &none,
+                                scores + (size_t)r * SPAN_KEYS);
+        return;
+    }
+#endif
+    multiply_span(KVC_ROWS_Q4_0, k, tile, rooms, sharing, coming, scores);
 }
 
 static inline struct sharing sharing_at(const struct kvc_rows_tile *tile, uint32_t head, uint32_t i)
@@ -431,20 +445,12 @@ static inline void span_products(const struct kvc_rows_tile *tile, const struct 
         struct coming *next = i == 0 ? coming : &none;
         switch (tile->k.format) {
         case KVC_ROWS_F16:
-            multiply_span(KVC_ROWS_F16, false, &k, tile, rooms, &sharing, next, scores);
+            multiply_span(KVC_ROWS_F16, &k, tile, rooms, &sharing, next, scores);
             break;
         case KVC_ROWS_Q8_0:
-            if (tile->exact)
-                multiply_span(KVC_ROWS_Q8_0, false, &k, tile, rooms, &sharing, next, scores);
-            else
-                multiply_span(KVC_ROWS_Q8_0, true, &k, tile, rooms, &sharing, next, scores);
+            multiply_span(KVC_ROWS_Q8_0, &k, tile, rooms, &sharing, next, scores);
             break;
-        case KVC_ROWS_Q4_0:
-            if (tile->exact)
-                multiply_span(KVC_ROWS_Q4_0, false, &k, tile, rooms, &sharing, next, scores);
-            else
-                multiply_span(KVC_ROWS_Q4_0, true, &k, tile, rooms, &sharing, next, scores);
-            break;
+        case KVC_ROWS_Q4_0: multiply_nibbles(&k, tile, rooms, &sharing, next, scores); break;
         }
     }
 }
@@ -622,8 +628,10 @@ kvc_status KVC_FN(kvc_attend_rows)(const struct kvc_queue *queue, const struct k
         tile->l[i] = 0.0f;
     }
     memset(tile->o, 0, n * stride * sizeof(float));
+#if ROW_INTEGERS
     if (by_integers(tile))
         arrange_rows(tile, &rooms);
+#endif
     for (uint32_t first = 0; first < tile->n_keys; first += SPAN_KEYS) {
         const struct key_span span = span_at(tile, first);
         const uint32_t next = first + span.n, left = tile->n_keys - next;
