@@ -9,7 +9,7 @@ expect 0 "$bench" --help
 grep -q Usage "$dir/out"
 expect 2 "$bench"
 expect 2 "$bench" dance
-for command in attend prefill append compress peer; do
+for command in attend prefill append rows compress peer; do
     expect 0 "$bench" "$command" --help
     expect 2 "$bench" "$command" --no-such-option
 done
@@ -66,6 +66,19 @@ json "all(set(r) == {'table', 'format', 'transforms', 'n_kv', 'heads', 'kv_heads
 json "all(v > 0 for r in d['rows'] for k, v in r.items() if k[-3:] == '_us' or k[-6:] == '_share')"
 # shellcheck disable=SC2086
 expect 0 "$bench" append $small --heads 4/2 --formats int8 --transforms
+
+expect 2 "$bench" rows --formats int8
+expect 2 "$bench" rows --head-dim 40
+# shellcheck disable=SC2086
+expect 0 "$bench" rows $small --heads 4/2 --json
+json "[r['format'] for r in d['rows']] == ['f16', 'q8_0', 'q4_0'] and len(d['machine']) > 0"
+json "all(set(r) == {'table', 'exact', 'format', 'n_kv', 'heads', 'kv_heads', 'head_dim', 'threads', 'us', 'bytes', \
+'gbps', 'read_share'} for r in d['rows'])"
+json "[r['bytes'] for r in d['rows']] == [256 * 2 * 2 * n for n in (64, 34, 18)]"
+json "all(abs(r['gbps'] * r['us'] * 1000 / r['bytes'] - 1) < 0.01 and not r['exact'] for r in d['rows'])"
+# shellcheck disable=SC2086
+expect 0 "$bench" rows $small --heads 4/2 --head-dim 40 --formats f16 --exact --small-pages
+grep -q 'of read' "$dir/out"
 
 # Where CMake found ggml both sides run and agree; elsewhere the program says how to get it.
 expect 2 "$bench" peer --kv-heads 5

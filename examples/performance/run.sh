@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run.sh [--quick] [--docs] - how fast the cache is on this machine: builds kvc-bench, runs its commands, and
 # writes tables (CSV) and the roofline into build/performance. With --quick every row is shorter; with --docs
-# they go to docs/performance too, and the tables of docs/performance.md are renewed. Where
+# they go to docs/performance too, and the tables of the documents are renewed. Where
 # examples/peers/attention.sh has installed ggml, it runs beside. Ten minutes on two cores, six with --quick.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -52,6 +52,7 @@ measure keep attend --n-kv 32768 --heads 32/8 --formats f16,int8,int4 --tables "
 measure scores attend --n-kv 4096,32768 --heads 32/8 --formats f16,int8,int4 --tables "$best" \
     --scores none,page,token
 measure prefill prefill --n-kv 4096,16384 --rows 64,512,2048
+measure rows rows
 if "$bench" peer --n-kv 256 --formats f16 --seconds 0 >/dev/null 2>&1; then
     measure peer peer
 fi
@@ -60,6 +61,6 @@ python3 examples/performance/tables.py "$out"
 examples/performance/plot.sh "$out"
 if [ -n "$docs" ]; then
     cp "$out"/*.csv "$out/roofline.png" docs/performance/
-    python3 examples/performance/tables.py "$out" --document docs/performance.md
+    python3 examples/performance/tables.py "$out" --documents docs/performance.md docs/attend.md README.md
 fi
 step "done: see $out"

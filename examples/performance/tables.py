@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tables.py FOLDER [--document FILE]: the JSON of kvc-bench in FOLDER as CSV files there, or as the tables of a
-document, each between a line <!-- table NAME --> and a line <!-- end -->."""
+"""tables.py FOLDER [--documents FILE...]: the JSON of kvc-bench in FOLDER as CSV files there, or as the tables of
+documents, each between a line <!-- table NAME --> and a line <!-- end -->."""
 import argparse
 import csv
 import json
@@ -10,7 +10,7 @@ import sys
 
 parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=pathlib.Path)
-parser.add_argument("--document", type=pathlib.Path)
+parser.add_argument("--documents", type=pathlib.Path, nargs="+")
 arguments = parser.parse_args()
 
 
@@ -19,7 +19,7 @@ def load(name):
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
-NAMES = ("append", "tables", "attend", "small", "keep", "scores", "prefill", "peer")
+NAMES = ("append", "tables", "attend", "small", "keep", "scores", "prefill", "rows", "peer")
 runs = {name: run for name in NAMES if (run := load(name))}
 KEY = ("heads", "kv_heads", "n_kv", "format")
 
@@ -154,6 +154,23 @@ def table_append():
                percent(r["attend_share"], 2)]
 
 
+def table_rows():
+    rows = runs["rows"]["rows"]
+    threads = sorted({row["threads"] for row in rows})
+    yield ["heads", "format", "MB"] + [f"{what}, {n}" for what in ("ms", "GB/s", "of read") for n in threads]
+    for row, cells in by_threads(rows, lambda r: (milliseconds(r), f"{r['gbps']:.1f}", percent(r["read_share"]))):
+        yield [heads(row), row["format"], f"{row['bytes'] / 1e6:.1f}"] + [c[i] for i in range(3) for c in cells]
+
+
+def table_decode():
+    rows = [row for row in runs["attend"]["rows"] if row["n_kv"] == 32768]
+    formats = ("f16", "int8", "int4")
+    yield ["query / KV heads", "threads"] + [name.upper() for name in formats]
+    for place in dict.fromkeys((row["heads"], row["kv_heads"], row["threads"]) for row in rows):
+        same = {r["format"]: r for r in rows if (r["heads"], r["kv_heads"], r["threads"]) == place}
+        yield [f"{place[0]} / {place[1]}", place[2]] + [milliseconds(same[name]) for name in formats]
+
+
 def table_peer():
     yield ["heads", "tokens", "format", "threads", "ggml's layout", "ms", "ggml ms", "ratio", "middle half"]
     for r in runs["peer"]["rows"]:
@@ -169,15 +186,16 @@ def markdown(lines):
 
 def renew(match):
     name = match[1]
-    if name != "machine" and name not in runs:
+    if name != "machine" and {"decode": "attend"}.get(name, name) not in runs:
         return match[0]  # not measured now: what was there stays
     return f"<!-- table {name} -->\n{markdown(globals()['table_' + name]())}<!-- end -->"
 
 
-if arguments.document:
-    text = arguments.document.read_text(encoding="utf-8")
-    text = re.sub(r"<!-- table (\w+) -->\n.*?<!-- end -->", renew, text, flags=re.S)
-    arguments.document.write_text(text, encoding="utf-8")
+if arguments.documents:
+    for document in arguments.documents:
+        text = document.read_text(encoding="utf-8")
+        text = re.sub(r"<!-- table (\w+) -->\n.*?<!-- end -->", renew, text, flags=re.S)
+        document.write_text(text, encoding="utf-8")
     sys.exit()
 write_csv("machine", machine())
 write_csv("roofline", roofline())

@@ -13,6 +13,7 @@ static const struct command {
     {"prefill", "attention of many tokens at once, beside the peak of multiplications",
      bench_prefill},
     {"append", "storing a token and sealing pages, beside a copy and attention", bench_append},
+    {"rows", "decode attention over rows in place, as engines keep them", bench_attend_rows},
     {"compress", "scoring, pruning and merging of visual tokens after a prefill", bench_compress},
     {"peer", "decode attention beside that of ggml, in turn", bench_peer},
 };

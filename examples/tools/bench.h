@@ -65,6 +65,7 @@ kvc_allocator bench_allocator(struct bench_memory *memory);
 int bench_attend(int argc, char **argv);
 int bench_prefill(int argc, char **argv);
 int bench_append(int argc, char **argv);
+int bench_attend_rows(int argc, char **argv);
 int bench_compress(int argc, char **argv);
 int bench_peer(int argc, char **argv);
 

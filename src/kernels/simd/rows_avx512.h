@@ -1,5 +1,12 @@
-/* rows_avx512.h - words for blocks of 32 codes with AVX-512, with and without dot products of
- * bytes; rows_avx2.h says what they mean. */
+/*
+ * rows_avx512.h - words for blocks of 32 codes with AVX-512; rows_avx2.h says what they mean.
+ *
+ * With V_BYTE_DOTS there are steps: a step is a vector of products of STEP_BLOCKS blocks of Q4_0 of
+ * one row with 16-bit integers, 256 high + low, signed bytes, which step_arrange() lays out in 64
+ * bytes a block, and with their rests (dots_tmpl.h), in STEP_REST_BYTES a block. Codes are too
+ * large by STEP_BIAS, and sums, which are of 32 codes, count in units of 2^-STEP_SPARE of an
+ * integer. Elsewhere, and of Q8_0, products of integers take as long as those of floats.
+ */
 #include "../rows.h"
 
 V_INLINE __m128i load_16(const uint8_t *p)
@@ -7,15 +14,11 @@ V_INLINE __m128i load_16(const uint8_t *p)
     return _mm_loadu_si128((const __m128i *)(const void *)p);
 }
 
-/* Integers without V_BYTE_DOTS take longer than floats. */
-#define ROW_INTEGERS V_BYTE_DOTS
-
-#if ROW_INTEGERS
-/* Integers are 256 high + low, signed bytes. */
+#if V_BYTE_DOTS
 enum { STEP_BLOCKS = 4, STEP_REST_BYTES = 32, STEP_BIAS = 8, STEP_SPARE = 6 };
 
-/* One block a lane of 16 bytes, low nibbles in the first part. Blocks beyond n are those of the
- * first. */
+/* The factors that n blocks of codes become: one block a lane of 16 bytes, low nibbles in the first
+ * part. Blocks beyond n are those of the first. */
 V_INLINE void step_load(const uint8_t *block, uint32_t n, vi *part)
 {
     const size_t third = n > 2 ? 38 : 2, fourth = n > 3 ? 56 : 2;
@@ -37,6 +40,7 @@ V_INLINE vi step_dot(const vi *part, const uint8_t *row, const uint8_t *rests)
                      i_dot(rest, part[1], i_load(rests + 64)));
 }
 
+/* VLEN vectors of products: lane i of sums[b] is what block b of dots[i] adds up to. */
 V_INLINE void step_sums(const vi *dots, vi *sums)
 {
     vi runs[4], x[2], y[2]; /* quad b of runs[k]: a quarter of the vectors 4 k ... 4 k + 3 */
@@ -60,6 +64,7 @@ V_INLINE void store_halves(uint8_t *to, vh bytes)
     _mm_storeu_si128((__m128i *)(void *)(to + 64), _mm256_extracti128_si256(bytes, 1));
 }
 
+/* Puts 32 integers and their rests where step_dot() looks for those of a block. */
 V_INLINE void step_arrange(const int16_t *x, const int16_t *rest, uint32_t block, uint8_t *row,
                            uint8_t *rests)
 {
@@ -70,6 +75,18 @@ V_INLINE void step_arrange(const int16_t *x, const int16_t *rest, uint32_t block
     store_halves(row + four * 256 + 128 + lane, low);
     h_split(rest, &high, &low);
     store_halves(rests + four * 128 + lane, low);
+}
+/* Each of VLEN / 4 integers four times. */
+V_INLINE vi i_load_each(const int32_t *p)
+{
+    return _mm512_permutexvar_epi32(
+        _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
+        _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+
+V_INLINE vf v_load_each(const float *p)
+{
+    return _mm512_castsi512_ps(i_load_each((const int32_t *)(const void *)p));
 }
 #endif
 
@@ -95,16 +112,4 @@ V_INLINE uint64_t m_lanes(vm m)
 V_INLINE vf v_load_quads(const float *p)
 {
     return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
-}
-
-V_INLINE vi i_load_each(const int32_t *p)
-{
-    return _mm512_permutexvar_epi32(
-        _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
-        _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)p)));
-}
-
-V_INLINE vf v_load_each(const float *p)
-{
-    return _mm512_castsi512_ps(i_load_each((const int32_t *)(const void *)p));
 }

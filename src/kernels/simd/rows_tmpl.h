@@ -1,7 +1,8 @@
 /*
  * rows_tmpl.h - template of the SIMD kernel of attention over rows of an engine.
- * Parameters: KVC_FN (name suffix), VLEN, the words of vec_avx2.h and rows_avx2.h, and those of
- * exp_tmpl.h, dots_tmpl.h, scores_tmpl.h and attend_tmpl.h.
+ * Parameters: KVC_FN (name suffix), VLEN, V_BYTE_DOTS, the words of vec_avx2.h and rows_avx2.h,
+ * with V_BYTE_DOTS those of steps (rows_avx512.h), and those of exp_tmpl.h, dots_tmpl.h,
+ * scores_tmpl.h and attend_tmpl.h.
  *
  * Keys are worked on by spans, and a span by all heads before the next one: in most caches the rows
  * of a token lie together, and those of one head lie a page of memory apart. While a span is read,
@@ -127,7 +128,7 @@ static inline struct row_rooms row_rooms(const struct kvc_rows_tile *tile)
     return rooms;
 }
 
-#if ROW_INTEGERS
+#if V_BYTE_DOTS
 static inline bool by_integers(const struct kvc_rows_tile *tile)
 {
     return !tile->exact && tile->k.format == KVC_ROWS_Q4_0;
@@ -272,7 +273,7 @@ V_INLINE void store_scores(int n_rows, vf sums, float *scores)
         v_store_quads(scores, SPAN_KEYS, sums);
 }
 
-#if ROW_INTEGERS
+#if V_BYTE_DOTS
 /* Products of n_rows (1 or SHARED_ROWS) query rows with a span of blocks of Q4_0, by integers.
  * Scores up to whole vectors are written. */
 V_INLINE void multiply_integers(const struct stored_span *k, const struct row_rooms *rooms,
@@ -405,7 +406,7 @@ static inline void multiply_nibbles(const struct stored_span *k, const struct kv
                                     const struct row_rooms *rooms, const struct sharing *sharing,
                                     struct coming *coming, float *scores)
 {
-#if ROW_INTEGERS
+#if V_BYTE_DOTS
     struct coming none = {0};
     if (by_integers(tile)) {
         if (sharing->n == 1)
@@ -628,7 +629,7 @@ kvc_status KVC_FN(kvc_attend_rows)(const struct kvc_queue *queue, const struct k
         tile->l[i] = 0.0f;
     }
     memset(tile->o, 0, n * stride * sizeof(float));
-#if ROW_INTEGERS
+#if V_BYTE_DOTS
     if (by_integers(tile))
         arrange_rows(tile, &rooms);
 #endif
