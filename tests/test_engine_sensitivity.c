@@ -253,6 +253,8 @@ static void measure(void)
 
 static void heads_without_keys_or_values_cost_nothing(void **state)
 {
+    /* The same numbers at other addresses give a BLAS other last bits. */
+    const double rounding = 1e-12;
     (void)state;
     measure();
     for (int i = 0; i < UNITS; i++) {
@@ -265,7 +267,7 @@ static void heads_without_keys_or_values_cost_nothing(void **state)
         assert_int_equal(u->kv_head, i / 2 % 2);
         assert_int_equal(u->side, i % 2 ? 'v' : 'k');
         if (silent) {
-            assert_true(u->kl == 0.0);
+            assert_true(fabs(u->kl) < rounding);
             assert_int_equal(u->bits, 4);
         } else {
             assert_true(u->kl > 1e-8);
