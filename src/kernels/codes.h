@@ -14,24 +14,24 @@
 #define KVC_QUANT_TINY 0x1p-100f
 
 /* The largest code with a sign: 127, 31 or 7. */
-static inline int kvc_code_max(int bits)
+KVC_BOTH static inline int kvc_code_max(int bits)
 {
     return (1 << (bits - 1)) - 1;
 }
 
 /* The smallest code of a row with a scale of its own: -127, or with fewer bits -32 or -8. */
-static inline int kvc_token_code_min(int bits)
+KVC_BOTH static inline int kvc_token_code_min(int bits)
 {
     return bits == 8 ? -127 : -kvc_code_max(bits) - 1;
 }
 
 /* Factor from values to codes for one fp32 scale; 0 for a tiny group. */
-static inline float kvc_fixed_factor(float absmax, int bits)
+KVC_BOTH static inline float kvc_fixed_factor(float absmax, int bits)
 {
     return absmax >= KVC_QUANT_TINY ? (float)kvc_code_max(bits) / absmax : 0.0f;
 }
 
-static inline float kvc_fixed_scale(float absmax, int bits)
+KVC_BOTH static inline float kvc_fixed_scale(float absmax, int bits)
 {
     return absmax >= KVC_QUANT_TINY ? absmax / (float)kvc_code_max(bits) : 0.0f;
 }
@@ -44,7 +44,8 @@ struct kvc_coder {
 };
 
 /* TOKEN: INT8 symmetric, INT6 and INT4 signed-extreme. min and max are over the finite elements. */
-static inline struct kvc_coder kvc_token_coder(float min, float max, int bits, uint16_t *scale)
+KVC_BOTH static inline struct kvc_coder kvc_token_coder(float min, float max, int bits,
+                                                        uint16_t *scale)
 {
     const float absmax = fmaxf(max, -min);
     struct kvc_coder coder = {.lo = kvc_token_code_min(bits), .hi = kvc_code_max(bits)};
@@ -60,8 +61,8 @@ static inline struct kvc_coder kvc_token_coder(float min, float max, int bits, u
 }
 
 /* CHANNEL: unsigned codes from a minimum. */
-static inline struct kvc_coder kvc_channel_coder(float min, float max, int bits, uint16_t *scale,
-                                                 uint16_t *minimum)
+KVC_BOTH static inline struct kvc_coder kvc_channel_coder(float min, float max, int bits,
+                                                          uint16_t *scale, uint16_t *minimum)
 {
     struct kvc_coder coder = {.lo = 0, .hi = bits == 8 ? 255 : 15};
     if (fabsf(min) < KVC_QUANT_TINY)
@@ -78,7 +79,7 @@ static inline struct kvc_coder kvc_channel_coder(float min, float max, int bits,
 }
 
 /* NaN, and Inf in a group without a scale, give the code of 0 - offset or 0. */
-static inline float kvc_code_round(const struct kvc_coder *coder, float x)
+KVC_BOTH static inline float kvc_code_round(const struct kvc_coder *coder, float x)
 {
     if (isnan(x))
         x = 0.0f;
@@ -86,14 +87,14 @@ static inline float kvc_code_round(const struct kvc_coder *coder, float x)
     return isnan(y) ? 0.0f : y;
 }
 
-static inline int kvc_code(const struct kvc_coder *coder, float x)
+KVC_BOTH static inline int kvc_code(const struct kvc_coder *coder, float x)
 {
     const float y = kvc_code_round(coder, x);
     return y <= (float)coder->lo ? coder->lo : y >= (float)coder->hi ? coder->hi : (int)y;
 }
 
 /* Whether a finite x lies beyond the codes of a clipped group. */
-static inline bool kvc_code_saturates(const struct kvc_coder *coder, float x)
+KVC_BOTH static inline bool kvc_code_saturates(const struct kvc_coder *coder, float x)
 {
     if (!coder->clipped || !isfinite(x))
         return false;

@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "both.h"
+
 /* ln 2 in two parts: 17 bits, so that their product with an exponent is exact, and the rest. */
 #define KVC_LN2_HIGH 0x1.62e4p-1f
 #define KVC_LN2_LOW  0x1.7f7d1cp-20f
@@ -17,7 +19,7 @@
  * exp x by 2^i exp r, |r| <= ln 2 / 2, and the Taylor polynomial of degree 7, one rounded operation
  * at a time (relative error below 3e-7). Below -87.3 zero, above 88.3 as there, NaN stays.
  */
-static inline float kvc_exp(float x)
+KVC_BOTH static inline float kvc_exp(float x)
 {
     if (!(x >= KVC_EXP_LOW))
         return isnan(x) ? x : 0.0f;

@@ -6,24 +6,26 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "both.h"
+
 #define KVC_HALF_MAX      65504.0f
 #define KVC_HALF_MAX_BITS 0x7bffu
 
-static inline uint32_t kvc_float_bits(float x)
+KVC_BOTH static inline uint32_t kvc_float_bits(float x)
 {
     uint32_t u;
     memcpy(&u, &x, sizeof(u));
     return u;
 }
 
-static inline float kvc_float_from_bits(uint32_t u)
+KVC_BOTH static inline float kvc_float_from_bits(uint32_t u)
 {
     float x;
     memcpy(&x, &u, sizeof(x));
     return x;
 }
 
-static inline float kvc_half_to_float(uint16_t h)
+KVC_BOTH static inline float kvc_half_to_float(uint16_t h)
 {
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
     const uint32_t exponent = (h >> 10) & 31u, mantissa = h & 0x3ffu;
@@ -36,7 +38,7 @@ static inline float kvc_half_to_float(uint16_t h)
 }
 
 /* Round to nearest even; beyond the range to infinity, NaN stays a quiet NaN. */
-static inline uint16_t kvc_half_from_float(float x)
+KVC_BOTH static inline uint16_t kvc_half_from_float(float x)
 {
     const uint32_t u = kvc_float_bits(x);
     const uint32_t sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu;
@@ -60,7 +62,7 @@ static inline uint16_t kvc_half_from_float(float x)
 
 /* The half of smallest magnitude that is not below |x| (at most 65504), with the sign of x; x is
  * finite. */
-static inline uint16_t kvc_half_away(float x)
+KVC_BOTH static inline uint16_t kvc_half_away(float x)
 {
     const float a = fabsf(x);
     const uint16_t sign = x < 0.0f ? 0x8000u : 0u;
@@ -72,7 +74,7 @@ static inline uint16_t kvc_half_away(float x)
 }
 
 /* The largest half that is not above x, at least -65504, never -0; x is finite. */
-static inline uint16_t kvc_half_floor(float x)
+KVC_BOTH static inline uint16_t kvc_half_floor(float x)
 {
     if (x < 0.0f)
         return kvc_half_away(x);
@@ -82,13 +84,13 @@ static inline uint16_t kvc_half_floor(float x)
     return (uint16_t)(h - (kvc_half_to_float(h) > x));
 }
 
-static inline float kvc_bf16_to_float(uint16_t b)
+KVC_BOTH static inline float kvc_bf16_to_float(uint16_t b)
 {
     return kvc_float_from_bits((uint32_t)b << 16);
 }
 
 /* Round to nearest even; NaN stays a quiet NaN. */
-static inline uint16_t kvc_bf16_from_float(float x)
+KVC_BOTH static inline uint16_t kvc_bf16_from_float(float x)
 {
     const uint32_t u = kvc_float_bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u)

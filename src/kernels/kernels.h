@@ -220,7 +220,7 @@ typedef kvc_status kvc_attend_pages_fn(const struct kvc_queue *queue,
                                        const struct kvc_attend_tile *tile);
 
 /* Elements between rows of q and o: whole vectors of every table. */
-static inline size_t kvc_attend_stride(size_t d)
+KVC_BOTH static inline size_t kvc_attend_stride(size_t d)
 {
     return (d + 15) & ~(size_t)15;
 }

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "both.h"
 #include "kvc/base.h"
 
 #define KVC_PAGE_ROWS 64
@@ -34,7 +35,7 @@ struct kvc_page_layout {
     uint32_t n_bytes; /* a multiple of 128 */
 };
 
-static inline uint32_t kvc_code_bits(uint8_t format)
+KVC_BOTH static inline uint32_t kvc_code_bits(uint8_t format)
 {
     return format == KVC_F16 ? 16 : format == KVC_INT8 ? 8 : format == KVC_INT6 ? 6 : 4;
 }
@@ -43,20 +44,20 @@ static inline uint32_t kvc_code_bits(uint8_t format)
 #define KVC_GROUP_CHANNELS 64
 #define KVC_MAX_GROUPS     (KVC_MAX_HEAD_DIM / KVC_GROUP_CHANNELS)
 
-static inline uint32_t kvc_scale_groups(uint8_t format, uint8_t scale, uint32_t d8)
+KVC_BOTH static inline uint32_t kvc_scale_groups(uint8_t format, uint8_t scale, uint32_t d8)
 {
     if (kvc_code_bits(format) >= 8 || scale != KVC_SCALE_TOKEN || d8 < 2 * KVC_GROUP_CHANNELS)
         return 1;
     return d8 / KVC_GROUP_CHANNELS;
 }
 
-static inline uint32_t kvc_group_of(uint32_t channel, uint32_t n_groups)
+KVC_BOTH static inline uint32_t kvc_group_of(uint32_t channel, uint32_t n_groups)
 {
     const uint32_t group = channel / KVC_GROUP_CHANNELS;
     return group < n_groups ? group : n_groups - 1;
 }
 
-static inline uint32_t kvc_params_size(uint8_t format, uint8_t scale, uint32_t d8)
+KVC_BOTH static inline uint32_t kvc_params_size(uint8_t format, uint8_t scale, uint32_t d8)
 {
     if (format == KVC_F16)
         return 0;
@@ -68,10 +69,9 @@ static inline uint32_t kvc_params_size(uint8_t format, uint8_t scale, uint32_t d
 }
 
 /* The layout of a page of n_rows tokens (64 but for the strip of sinks, which is row-major). */
-static inline struct kvc_page_layout kvc_page_layout_make(int d_k, int d_v, uint8_t k_format,
-                                                          uint8_t k_scale, uint8_t v_format,
-                                                          uint8_t v_scale, bool v_row_major,
-                                                          uint32_t n_rows)
+KVC_BOTH static inline struct kvc_page_layout
+kvc_page_layout_make(int d_k, int d_v, uint8_t k_format, uint8_t k_scale, uint8_t v_format,
+                     uint8_t v_scale, bool v_row_major, uint32_t n_rows)
 {
     struct kvc_page_layout p = {
         .d_k = (uint16_t)d_k,

@@ -6,33 +6,33 @@
 #include "layout.h"
 
 /* Byte of a line of INT4 codes that holds element e, and the shift of its nibble. */
-static inline uint32_t kvc_nibble_byte(uint32_t e)
+KVC_BOTH static inline uint32_t kvc_nibble_byte(uint32_t e)
 {
     const uint32_t nibble = (e & 1u) * 4 + (e & 7u) / 2;
     return e / 8 * 4 + nibble / 2;
 }
 
-static inline uint32_t kvc_nibble_shift(uint32_t e)
+KVC_BOTH static inline uint32_t kvc_nibble_shift(uint32_t e)
 {
     const uint32_t nibble = (e & 1u) * 4 + (e & 7u) / 2;
     return nibble % 2 * 4;
 }
 
 /* The same for the two high bits of INT6 codes, in the plane behind the nibbles of a line of d8. */
-static inline uint32_t kvc_pair_byte(uint32_t e, uint32_t d8)
+KVC_BOTH static inline uint32_t kvc_pair_byte(uint32_t e, uint32_t d8)
 {
     const uint32_t pair = (e & 1u) * 4 + (e & 7u) / 2;
     return d8 / 2 + e / 8 * 2 + pair / 4;
 }
 
-static inline uint32_t kvc_pair_shift(uint32_t e)
+KVC_BOTH static inline uint32_t kvc_pair_shift(uint32_t e)
 {
     const uint32_t pair = (e & 1u) * 4 + (e & 7u) / 2;
     return pair % 4 * 2;
 }
 
 /* What is added to a code before it is stored; CHANNEL codes are unsigned already. */
-static inline int kvc_page_bias(uint8_t format, uint8_t scale, int bias8)
+KVC_BOTH static inline int kvc_page_bias(uint8_t format, uint8_t scale, int bias8)
 {
     if (format == KVC_F16 || scale == KVC_SCALE_CHANNEL)
         return 0;
@@ -40,7 +40,7 @@ static inline int kvc_page_bias(uint8_t format, uint8_t scale, int bias8)
 }
 
 /* A sealed page without rows: codes of 0, scales 0. */
-static inline void kvc_page_clear(const struct kvc_page_layout *layout, uint8_t *page)
+KVC_BOTH static inline void kvc_page_clear(const struct kvc_page_layout *layout, uint8_t *page)
 {
     const int k = kvc_page_bias(layout->k_format, layout->k_scale, KVC_BIAS8_K);
     const int v = kvc_page_bias(layout->v_format, layout->v_scale, KVC_BIAS8_V);
@@ -55,19 +55,19 @@ static inline void kvc_page_clear(const struct kvc_page_layout *layout, uint8_t 
     memset(page + layout->k_params, 0, layout->n_bytes - layout->k_params);
 }
 
-static inline int kvc_line_nibble(const uint8_t *line, uint32_t e)
+KVC_BOTH static inline int kvc_line_nibble(const uint8_t *line, uint32_t e)
 {
     return line[kvc_nibble_byte(e)] >> kvc_nibble_shift(e) & 15;
 }
 
-static inline int kvc_line_pair(const uint8_t *line, uint32_t e, uint32_t d8)
+KVC_BOTH static inline int kvc_line_pair(const uint8_t *line, uint32_t e, uint32_t d8)
 {
     return line[kvc_pair_byte(e, d8)] >> kvc_pair_shift(e) & 3;
 }
 
 /* Element e of a line of d8 codes, its bias taken off, or its half. */
-static inline float kvc_line_element(uint8_t format, int bias, const uint8_t *line, uint32_t e,
-                                     uint32_t d8)
+KVC_BOTH static inline float kvc_line_element(uint8_t format, int bias, const uint8_t *line,
+                                              uint32_t e, uint32_t d8)
 {
     uint16_t half;
     switch (format) {
@@ -79,7 +79,7 @@ static inline float kvc_line_element(uint8_t format, int bias, const uint8_t *li
     }
 }
 
-static inline float kvc_param_half(const uint8_t *params, size_t i)
+KVC_BOTH static inline float kvc_param_half(const uint8_t *params, size_t i)
 {
     uint16_t half;
     memcpy(&half, params + 2 * i, sizeof(half));
@@ -87,8 +87,9 @@ static inline float kvc_param_half(const uint8_t *params, size_t i)
 }
 
 /* A code (or half) with its parameters applied. */
-static inline float kvc_page_scaled(uint8_t format, uint8_t scale, const uint8_t *params,
-                                    uint32_t d8, uint32_t token, uint32_t channel, float code)
+KVC_BOTH static inline float kvc_page_scaled(uint8_t format, uint8_t scale, const uint8_t *params,
+                                             uint32_t d8, uint32_t token, uint32_t channel,
+                                             float code)
 {
     float head;
     uint32_t group;
@@ -104,8 +105,8 @@ static inline float kvc_page_scaled(uint8_t format, uint8_t scale, const uint8_t
     }
 }
 
-static inline float kvc_page_k(const struct kvc_page_layout *layout, const uint8_t *page,
-                               uint32_t token, uint32_t channel)
+KVC_BOTH static inline float kvc_page_k(const struct kvc_page_layout *layout, const uint8_t *page,
+                                        uint32_t token, uint32_t channel)
 {
     const int bias = kvc_page_bias(layout->k_format, layout->k_scale, KVC_BIAS8_K);
     const float code = kvc_line_element(
@@ -114,8 +115,8 @@ static inline float kvc_page_k(const struct kvc_page_layout *layout, const uint8
                            token, channel, code);
 }
 
-static inline float kvc_page_v(const struct kvc_page_layout *layout, const uint8_t *page,
-                               uint32_t token, uint32_t channel)
+KVC_BOTH static inline float kvc_page_v(const struct kvc_page_layout *layout, const uint8_t *page,
+                                        uint32_t token, uint32_t channel)
 {
     const int bias = kvc_page_bias(layout->v_format, layout->v_scale, KVC_BIAS8_V);
     const uint32_t line = layout->v_row_major ? token : channel;
