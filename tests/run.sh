@@ -52,13 +52,26 @@ for preset in dev dev-clang asan tsan release; do
     check "$preset"
 done
 
+step "mutants of the CUDA kernels"
+tests/cuda/mutants.py build/dev --known docs/cuda-mutants.json --write build/cuda-mutants.json
+closing+=("cuda: $(grep -c '"caught": true' build/cuda-mutants.json) mutants of kernels, all caught")
+
 step "form"
-find include src examples tests -name '*.[ch]' -print0 | xargs -0 clang-format --dry-run -Werror
+find include src cuda examples tests -regex '.*\.\([ch]\|cc\|cu\|cuh\)' -print0 | xargs -0 clang-format --dry-run -Werror
 step "lint"
 # What is built: a file that needs a library which is not here is not.
 sed -n 's/^ *"file": "\(.*\/\(src\|examples\)\/.*\.c\)",*$/\1/p' build/dev-clang/compile_commands.json | sort -u |
     xargs -n 1 -P "$jobs" clang-tidy -p build/dev-clang --quiet 2>/dev/null
 closing+=("form and lint: no finding")
+
+if command -v nvcc >/dev/null; then
+    step "preset cuda: kernels"
+    cmake --preset cuda -DKVC_WERROR=ON -DKVC_TESTS=OFF -DKVC_EXAMPLES=OFF >/dev/null
+    cmake --build --preset cuda --target kvc_cuda
+    closing+=("cuda: kernels compile without a warning")
+else
+    closing+=("cuda: no nvcc, kernels ran on the emulator only")
+fi
 
 step "preset fuzz: build"
 cmake --preset fuzz >/dev/null
