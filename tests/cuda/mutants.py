@@ -107,7 +107,7 @@ def examine(mutant):
                 except subprocess.TimeoutExpired:
                     return f"{test}: no end in {seconds} s"
                 if result.returncode != 0:
-                    return f"{test}: {complaint(result)}"
+                    return f"{test}: {complaint(result)}".replace(f"{folder}/", "")
     return None
 
 
