@@ -120,8 +120,8 @@ static void print_json(const struct row *rows, size_t n_rows, const struct machi
         const struct row *row = &rows[i];
         printf("%s\n{\"table\":\"%s\",\"format\":\"%s\",\"transforms\":%s,\"n_kv\":%ld,"
                "\"heads\":%ld,\"kv_heads\":%ld,\"head_dim\":%ld,\"threads\":%ld,"
-               "\"append_us\":%.4f,\"seal_us\":%.4f,\"seal_gbps\":%.3f,\"copy_share\":%.4f,"
-               "\"attend_us\":%.2f,\"attend_share\":%.5f}",
+               "\"append_us\":%.4f,\"seal_us\":%.4f,\"seal_gbps\":%.4g,\"copy_share\":%.4g,"
+               "\"attend_us\":%.2f,\"attend_share\":%.4g}",
                i ? "," : "", row->table, bench_formats[row->shape.format],
                row->transforms ? "true" : "false", row->shape.n_kv, row->shape.n_heads,
                row->shape.n_kv_heads, row->shape.head_dim, row->n_threads, row->append_us,

@@ -6,7 +6,7 @@
 
 void attend_print_json(const struct attend_row *rows, size_t n_rows, const struct machine *machine)
 {
-    printf("{\"read_gbps\":%.2f,", machine_read(machine));
+    printf("{\"read_gbps\":%.4g,", machine_read(machine));
     machine_print_json(machine);
     printf(",\"rows\":[");
     for (size_t i = 0; i < n_rows; i++) {
@@ -16,19 +16,19 @@ void attend_print_json(const struct attend_row *rows, size_t n_rows, const struc
             "%s\n{\"table\":\"%s\",\"format\":\"%s\",\"n_kv\":%ld,\"heads\":%ld,\"kv_heads\":%ld,"
             "\"head_dim\":%ld,\"threads\":%ld,\"exact\":%s,\"scores\":\"%s\",\"state\":\"%s\","
             "\"keep\":%g,"
-            "\"block\":%ld,\"us\":%.2f,\"bytes\":%zu,\"gbps\":%.3f,\"read_share\":%.4f,"
-            "\"gflops\":%.3f,\"fma_share\":%.4f,",
+            "\"block\":%ld,\"us\":%.2f,\"bytes\":%zu,\"gbps\":%.4g,\"read_share\":%.4g,"
+            "\"gflops\":%.4g,\"fma_share\":%.4g,",
             i ? "," : "", row->table, bench_formats[row->shape.format], row->shape.n_kv,
             row->shape.n_heads, row->shape.n_kv_heads, row->shape.head_dim, row->n_threads,
             row->exact ? "true" : "false", attend_scores[row->scores], attend_states[row->state],
             row->keep, row->block, row->us, row->bytes, row->gbps, row->gbps / peak->read,
             row->gflops, row->gflops / peak->fma);
         if (peak->vnni > 0)
-            printf("\"vnni_share\":%.4f,", row->gflops / peak->vnni);
+            printf("\"vnni_share\":%.4g,", row->gflops / peak->vnni);
         else
             printf("\"vnni_share\":null,");
         if (row->append_us > 0)
-            printf("\"append_us\":%.3f,\"append_share\":%.5f}", row->append_us,
+            printf("\"append_us\":%.3f,\"append_share\":%.4g}", row->append_us,
                    row->append_us / row->us);
         else
             printf("\"append_us\":null,\"append_share\":null}");

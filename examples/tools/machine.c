@@ -60,9 +60,9 @@ void machine_print_json(const struct machine *machine)
     printf("\"machine\":[");
     for (size_t i = 0; i < machine->n; i++) {
         const struct machine_peak *p = &machine->peaks[i];
-        printf("%s\n{\"threads\":%ld,\"read_gbps\":%.2f,\"read_small_gbps\":%.2f,"
-               "\"read_huge_gbps\":%.2f,\"read_prefetch_gbps\":%.2f,\"copy_gbps\":%.2f,"
-               "\"fma_gflops\":%.1f,\"vnni_gops\":%.1f}",
+        printf("%s\n{\"threads\":%ld,\"read_gbps\":%.4g,\"read_small_gbps\":%.4g,"
+               "\"read_huge_gbps\":%.4g,\"read_prefetch_gbps\":%.4g,\"copy_gbps\":%.4g,"
+               "\"fma_gflops\":%.4g,\"vnni_gops\":%.4g}",
                i ? "," : "", p->n_threads, p->read, p->read_small, p->read_huge, p->read_prefetch,
                p->copy, p->fma, p->vnni);
     }

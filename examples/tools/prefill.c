@@ -86,8 +86,8 @@ static void print_json(const struct row *rows, size_t n_rows, const struct machi
         const struct machine_peak *peak = machine_peak(machine, row->n_threads);
         printf("%s\n{\"table\":\"%s\",\"format\":\"%s\",\"rows\":%ld,\"n_kv\":%ld,\"heads\":%ld,"
                "\"kv_heads\":%ld,\"head_dim\":%ld,\"threads\":%ld,\"us\":%.2f,\"bytes\":%zu,"
-               "\"gflops\":%.3f,"
-               "\"fma_share\":%.4f}",
+               "\"gflops\":%.4g,"
+               "\"fma_share\":%.4g}",
                i ? "," : "", row->table, bench_formats[row->shape.format], row->n_rows,
                row->shape.n_kv, row->shape.n_heads, row->shape.n_kv_heads, row->shape.head_dim,
                row->n_threads, row->us, row->bytes, row->gflops, row->gflops / peak->fma);

@@ -242,7 +242,7 @@ static void print_json(const struct row *rows, size_t n_rows, const struct machi
         const struct row *row = &rows[i];
         printf("%s\n{\"table\":\"%s\",\"exact\":%s,\"format\":\"%s\",\"n_kv\":%ld,\"heads\":%ld,"
                "\"kv_heads\":%ld,\"head_dim\":%ld,\"threads\":%ld,\"us\":%.2f,\"bytes\":%zu,"
-               "\"gbps\":%.3f,\"read_share\":%.4f}",
+               "\"gbps\":%.4g,\"read_share\":%.4g}",
                i ? "," : "", row->table, row->exact ? "true" : "false",
                format_names[row->shape.format], row->shape.n_kv, row->shape.n_heads,
                row->shape.n_kv_heads, row->shape.head_dim, row->n_threads, row->us, row->bytes,
