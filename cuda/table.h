@@ -27,8 +27,10 @@ struct kvc_device_entry {
 
 /* One sequence. */
 struct kvc_device_seq {
-    int32_t n_tokens; /* announced */
-    int32_t n_slots;  /* entries of a row, the strip included */
+    int32_t n_tokens;   /* announced */
+    int32_t n_slots;    /* entries of a row, the strip included */
+    int32_t score_base; /* ordinal whose masses count by 1 */
+    int32_t reserved;   /* 0 */
 };
 
 /* A cache in device memory. Pairs are numbered layer * n_kv_heads + head. */
@@ -54,9 +56,8 @@ struct kvc_device_transform {
  * so that no bit depends on how blocks are spread over the device. */
 #define KVC_DEVICE_BLOCK_PAGES 8
 
-/* Layouts that share formats and modes, and differ in what follows the parameters only: pages as
- * sealed, with ordinals, and with groups; n is 1 for unsealed pages and strips. A kernel attends
- * the pages of one family. */
+/* Layouts that share formats and modes: pages as sealed, with ordinals, and with groups; or
+ * unsealed pages and strips, whose V is row-major. A kernel attends the pages of one family. */
 struct kvc_device_family {
     struct kvc_page_layout layout[3];
     uint8_t index[3]; /* of the layouts of the cache */
@@ -87,9 +88,11 @@ struct kvc_device_call {
      * is added to their logits, or NULL. */
     const float *q_rows;
     const float *shift; /* [n_items][n_q][n_heads] */
-    /* Partial results: of block b, family f, row r (token * n_heads + head) of item i */
+    /* Partial results: of block b, family f, row r (token * n_heads + head) of item i the largest
+     * logit times log2(e), the sum of weights, and that of weights times V. */
     float *parts; /* [n_items][n_blocks][n_families][n_q * n_heads][2 + kvc_attend_stride(d_v)] */
-    int32_t n_blocks, n_families; /* blocks: as many as row_entries can have */
+    int32_t n_blocks, n_families;
+    float *lse; /* [n_items][n_q][n_heads], natural logarithm; or NULL */
 };
 
 #ifdef __cplusplus

@@ -49,7 +49,7 @@ void device_cache_entries(struct device_cache *c, const struct kvc_device_entry 
                           int32_t n_pairs, int32_t n_kv_heads, int32_t row_entries,
                           int32_t n_tokens, int32_t n_slots)
 {
-    const struct kvc_device_seq seq = {n_tokens, n_slots};
+    const struct kvc_device_seq seq = {.n_tokens = n_tokens, .n_slots = n_slots};
     c->cache.n_pairs = n_pairs;
     c->cache.n_kv_heads = n_kv_heads;
     c->cache.row_entries = row_entries;
