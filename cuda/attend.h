@@ -57,13 +57,13 @@ kvc_status kvc_cuda_attend(const struct kvc_queue *queue, const struct kvc_devic
 
 /*
  * Adds masses to scores [max_sequences][n_pairs][row_entries][of_rows ? 64 : 1]: of each entry but
- * strips, the sum over query rows, ascending, of exp(s - lse + log_weight) over the rows of the
+ * a strip (the first, if has_strip), the sum over query rows, ascending, of exp(s - lse + log_weight) over the rows of the
  * page, or of each of them; log_weight is (ordinal - score_base of the sequence) * log_decay. After
  * kvc_cuda_attend() of the same call, which has left masses and call.lse.
  */
 kvc_status kvc_cuda_add_masses(const struct kvc_queue *queue, const struct kvc_device_call *call,
                                const struct kvc_device_masses *masses, float log_decay,
-                               bool of_rows, float *scores);
+                               bool has_strip, bool of_rows, float *scores);
 
 #ifdef __cplusplus
 }

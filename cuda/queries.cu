@@ -86,15 +86,6 @@ __global__ void __launch_bounds__(WARPS *LANES)
         shift[q.row] = dot * call.scale;
 }
 
-__device__ __forceinline__ void store_element(void *data, kvc_dtype dtype, size_t at, float x)
-{
-    if (dtype == KVC_DTYPE_F32)
-        static_cast<float *>(data)[at] = x;
-    else
-        static_cast<uint16_t *>(data)[at] =
-            dtype == KVC_DTYPE_F16 ? half_bits(x) : kvc_bf16_from_float(x);
-}
-
 template <int N>
 __global__ void __launch_bounds__(WARPS *LANES)
     store_outputs(kvc_device_call call, kvc_device_transform t, float norm, const float *rows)

@@ -24,6 +24,15 @@ __device__ __forceinline__ float load_element(const void *data, kvc_dtype dtype,
     return dtype == KVC_DTYPE_F16 ? half_value(bits) : kvc_bf16_to_float(bits);
 }
 
+__device__ __forceinline__ void store_element(void *data, kvc_dtype dtype, size_t at, float x)
+{
+    if (dtype == KVC_DTYPE_F32)
+        static_cast<float *>(data)[at] = x;
+    else
+        static_cast<uint16_t *>(data)[at] =
+            dtype == KVC_DTYPE_F16 ? half_bits(x) : kvc_bf16_from_float(x);
+}
+
 /* What a half holds of each element, as kvc_store_rows_fn says; counts what changed. */
 template <int N>
 __device__ __forceinline__ void round_row(row<N> &r, uint32_t &n_nonfinite, uint32_t &n_saturated)
