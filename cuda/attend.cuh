@@ -33,12 +33,19 @@ struct staged_page {
 
 typedef uint4 q_fragment; /* words b0 and b1 of the larger parts, then of the smaller */
 
+/* What a query row's products are multiplied with, what is added, and ordinals that it sees. */
+struct alignas(16) row_facts {
+    float factor, shift;
+    int32_t from, at;
+};
+
 /* One launch, and what follows from it and the template's parameters. */
 template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
     enum {
         TILE = 8 * NT,
         MT = D / 16,                   /* tiles of 16 channels of V */
         K_BITS = KF == KVC_F16 ? 16 : KF == KVC_INT8 ? 8 : 4, /* of the line that ldmatrix reads */
+        V_BITS = VF == KVC_F16 ? 16 : VF == KVC_INT8 ? 8 : 4,
         V_GROUPS = VF == KVC_INT4 ? D / KVC_GROUP_CHANNELS : 1,
         SMALL_K = KF == KVC_INT4 || KF == KVC_INT6
     };
@@ -55,12 +62,13 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
     const attend_args &a;
     const kvc_device_item &item;
     uint32_t lane, warp, kd, k_line, v_first, v_n;
+    uint32_t first_token; /* of the lane's four: token_at(0, 0) */
+    uint32_t k_lane[2], v_lane; /* where the lane's rows for ldmatrix begin in a stage, by tile */
     int32_t i_item, head, n_slots, tile_first, n_rows, first_at, last_at;
     unsigned char *q_words, *stages, *merge;
     float *row_norm, *group_sums, *page_shift; /* [TILE], [8][TILE], [TILE] */
     staged_page *pages;                        /* [n_stages] */
-    int32_t at[NT][2], from[NT][2];            /* of the lane's query rows: ordinals that they see */
-    float factor[NT][2], shift[NT][2];
+    row_facts *facts;                          /* [TILE] */
 
     __device__ attention(const attend_args &args, unsigned char *shared)
         : a(args), item(args.call.items[blockIdx.y / (uint32_t)args.call.cache.n_kv_heads])
@@ -83,8 +91,18 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
         row_norm = reinterpret_cast<float *>(merge + (size_t)(D + 2) * TILE * sizeof(float));
         group_sums = row_norm + TILE;
         page_shift = group_sums + KVC_MAX_GROUPS * TILE;
-        pages = reinterpret_cast<staged_page *>(page_shift + TILE);
+        facts = reinterpret_cast<row_facts *>(page_shift + TILE);
+        pages = reinterpret_cast<staged_page *>(facts + TILE);
         stages = shared + a.stages_at;
+        first_token = warp * WARP_TOKENS + token_of(lane / 4, 0);
+        const uint32_t m = lane / 8, r = lane % 8;
+        for (uint32_t j = 0; j < 2; j++)
+            k_lane[j] = k_at(warp * WARP_TOKENS + token_of((m & 1) * 8 + r, j), m >> 1);
+        v_lane = ROWS ? v_at(warp * WARP_TOKENS + 8 * (m >> 1) + r, m & 1)
+                      : v_at(VF == KVC_INT4 ? m * 8 + r : (m & 1) * 8 + r,
+                             VF == KVC_INT4   ? warp
+                             : VF == KVC_INT8 ? warp * 2 + (m >> 1)
+                                              : warp * 4 + (m >> 1));
     }
 
     /* Query rows of the tile; those beyond the last are the last. */
@@ -117,6 +135,21 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
         return VF == KVC_INT4   ? 8 * pair + 4 * j + 2 * high + odd
                : VF == KVC_INT8 ? 16 * j + 4 * pair + 2 * high + odd
                                 : 16 * j + r;
+    }
+
+    /* The lane's tokens: that of row lane / 4 + 8 h of tile j. */
+    __device__ __forceinline__ uint32_t token_at(uint32_t j, uint32_t h) const
+    {
+        return first_token + (VF == KVC_INT4   ? 4 * j + 2 * h
+                              : VF == KVC_INT8 ? 16 * j + 2 * h
+                                               : 16 * j + 8 * h);
+    }
+
+    /* Piece c, even, of a line whose even pieces begin at `first`: where bits are mixed below 128
+     * bytes, and lines begin at multiples of what they are mixed with. */
+    static __device__ __forceinline__ uint32_t piece_of(uint32_t first, uint32_t c)
+    {
+        return (first ^ (c % 8 * 16)) + c / 8 * 128;
     }
 
     /* Bytes of 16-byte piece c of line r of K: rows that one ldmatrix reads lie in other banks. */
@@ -363,19 +396,17 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
         return as_float(exponent << 23);
     }
 
-    /* The lane's part of what rows are multiplied with, and see. */
-    __device__ void set_rows()
+    __device__ void set_rows() const
     {
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int32_t r = nt * 8 + 2 * (int32_t)(lane % 4) + e;
-                at[nt][e] = row_at(r);
-                from[nt][e] = first_seen(a.call, at[nt][e]);
-                shift[nt][e] = a.call.shift ? a.call.shift[query_of(r)] : 0.0f;
-                factor[nt][e] = a.call.scale / row_norm[r] * (SMALL_K ? 0x1p24f : 1.0f);
-            }
+        const int32_t r = (int32_t)threadIdx.x;
+        if (r >= TILE)
+            return;
+        row_facts f;
+        f.factor = a.call.scale / row_norm[r] * (SMALL_K ? 0x1p24f : 1.0f);
+        f.shift = a.call.shift ? a.call.shift[query_of(r)] : 0.0f;
+        f.at = row_at(r);
+        f.from = first_seen(a.call, f.at);
+        facts[r] = f;
     }
 
     /* ---- logits ---- */
@@ -413,63 +444,75 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
         return (i == 0 ? word << 4 : i == 1 ? word << 6 : i == 2 ? word : word << 2) & mask;
     }
 
-    __device__ __forceinline__ void multiply_q(float (&acc)[NT][4], uint32_t k, uint32_t a0,
-                                               uint32_t a1, uint32_t a2, uint32_t a3) const
+    /* Adds the products of step k; x are fragments of both tiles. */
+    __device__ __forceinline__ void multiply_q(float (&acc)[2][NT][4], uint32_t k,
+                                               const uint32_t (&x)[2][4]) const
     {
 #pragma unroll
         for (uint32_t nt = 0; nt < NT; nt++) {
             const q_fragment q =
                 reinterpret_cast<const q_fragment *>(q_words)[(k * NT + nt) * 32 + lane];
-            mma_m16n8k16_f16(acc[nt], a0, a1, a2, a3, q.x, q.y);
-            mma_m16n8k16_f16(acc[nt], a0, a1, a2, a3, q.z, q.w);
+#pragma unroll
+            for (uint32_t j = 0; j < 2; j++) {
+                mma_m16n8k16_f16(acc[j][nt], x[j][0], x[j][1], x[j][2], x[j][3], q.x, q.y);
+                mma_m16n8k16_f16(acc[j][nt], x[j][0], x[j][1], x[j][2], x[j][3], q.z, q.w);
+            }
         }
     }
 
-    /* Adds the products of 64 channels from c on, of tile j. */
-    __device__ __forceinline__ void multiply_k(float (&acc)[NT][4], const unsigned char *k,
-                                               uint32_t c, uint32_t j) const
+    /* Words 2 h and 2 h + 1 of a tile become step s of 2 of 32 channels, from piece c on. */
+    __device__ __forceinline__ void small_fragment(uint32_t (&x)[4], const uint32_t (&w)[4],
+                                                   const unsigned char *k, uint32_t c, uint32_t h,
+                                                   uint32_t j, int s) const
     {
-        const uint32_t m = lane / 8;
-        const uint32_t row = warp * WARP_TOKENS + token_of((m & 1) * 8 + lane % 8, j);
-        const uint32_t pieces = KVC_GROUP_CHANNELS * K_BITS / 128, first = c * pieces;
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            x[i] = nibbles_of(w[2 * h + i], 2 * s);
+            x[2 + i] = nibbles_of(w[2 * h + i], 2 * s + 1);
+            if (KF == KVC_INT6) {
+                const uint16_t *line = reinterpret_cast<const uint16_t *>(
+                    k + KVC_PAGE_ROWS * k_line + token_at(j, i) * (k_line / 2));
+                const uint32_t bits = prmt(line[(c + h) * 4 + lane % 4], 0, 0x4140);
+                x[i] |= high_bits_of(bits, 2 * s);
+                x[2 + i] |= high_bits_of(bits, 2 * s + 1);
+            }
+        }
+    }
+
+    /* Adds the products of 64 channels, the c-th such, of both tiles. */
+    __device__ __forceinline__ void multiply_k(float (&acc)[2][NT][4], const unsigned char *k,
+                                               uint32_t c) const
+    {
+        const uint32_t pieces = KVC_GROUP_CHANNELS * K_BITS / 128, base = smem_u32(k);
 #pragma unroll
         for (uint32_t p = 0; p < pieces; p += 2) {
-            uint32_t w[4];
-            ldmatrix_x4(w, smem_u32(k + k_at(row, first + p + (m >> 1))));
+            const uint32_t piece = c * pieces + p;
+            uint32_t w[2][4], x[2][4];
+#pragma unroll
+            for (uint32_t j = 0; j < 2; j++)
+                ldmatrix_x4(w[j], piece_of(base + k_lane[j], piece));
             if (KF == KVC_F16) {
-                multiply_q(acc, (first + p) / 2, w[0], w[1], w[2], w[3]);
-            } else if (KF == KVC_INT8) {
+                multiply_q(acc, piece / 2, w);
+                continue;
+            }
 #pragma unroll
-                for (uint32_t h = 0; h < 2; h++)
-                    multiply_q(acc, first + p + h, bytes_of(w[2 * h], 0x4140, a.k_magic),
-                               bytes_of(w[2 * h + 1], 0x4140, a.k_magic),
-                               bytes_of(w[2 * h], 0x4342, a.k_magic),
-                               bytes_of(w[2 * h + 1], 0x4342, a.k_magic));
-            } else {
+            for (uint32_t h = 0; h < 2; h++) {
+                if (KF == KVC_INT8) {
 #pragma unroll
-                for (uint32_t h = 0; h < 2; h++) {
-                    uint32_t x[2][4];
+                    for (uint32_t j = 0; j < 2; j++)
 #pragma unroll
-                    for (uint32_t i = 0; i < 2; i++)
+                        for (uint32_t i = 0; i < 4; i++)
+                            x[j][i] = bytes_of(w[j][2 * h + i % 2], i < 2 ? 0x4140 : 0x4342,
+                                               a.k_magic);
+                    multiply_q(acc, piece + h, x);
+                    continue;
+                }
 #pragma unroll
-                        for (int n = 0; n < 4; n++)
-                            x[i][n] = nibbles_of(w[2 * h + i], n);
-                    if (KF == KVC_INT6)
+                for (int s = 0; s < 2; s++) {
 #pragma unroll
-                        for (uint32_t i = 0; i < 2; i++) {
-                            const uint32_t r = warp * WARP_TOKENS + token_of(lane / 4 + 8 * i, j);
-                            const uint32_t bits = *reinterpret_cast<const uint16_t *>(
-                                k + KVC_PAGE_ROWS * k_line + r * (k_line / 2) +
-                                (first + p + h) * 8 + lane % 4 * 2);
-                            const uint32_t spread = prmt(bits, 0, 0x4140);
-#pragma unroll
-                            for (int n = 0; n < 4; n++)
-                                x[i][n] |= high_bits_of(spread, n);
-                        }
-#pragma unroll
-                    for (uint32_t s = 0; s < 2; s++)
-                        multiply_q(acc, 2 * (first + p + h) + s, x[0][2 * s], x[1][2 * s],
-                                   x[0][2 * s + 1], x[1][2 * s + 1]);
+                    for (uint32_t j = 0; j < 2; j++)
+                        small_fragment(x[j], w[j], k, piece, h, j, s);
+                    multiply_q(acc, 2 * (piece + h) + (uint32_t)s, x);
                 }
             }
         }
@@ -481,39 +524,34 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
                                              const kvc_page_layout &l) const
     {
         const uint32_t groups = SMALL_K ? kvc_scale_groups(l.k_format, l.k_scale, l.d8_k) : 1;
+        const uint32_t n = kd / KVC_GROUP_CHANNELS;
+        float acc[2][NT][4] = {};
 #pragma unroll
-        for (uint32_t j = 0; j < 2; j++) {
-            float acc[NT][4];
-#pragma unroll
-            for (uint32_t c = 0; c < kd / KVC_GROUP_CHANNELS; c++) {
+        for (uint32_t c = 0; c < n; c++) {
+            if (SMALL_K)
 #pragma unroll
                 for (uint32_t nt = 0; nt < NT; nt++)
 #pragma unroll
                     for (uint32_t i = 0; i < 4; i++)
-                        if (SMALL_K)
-                            acc[nt][i] =
-                                -group_sums[c * TILE + nt * 8 + lane % 4 * 2 + i % 2];
-                        else if (c == 0)
-                            acc[nt][i] = 0.0f;
-                multiply_k(acc, k, c, j);
-                if (!SMALL_K && c + 1 < kd / KVC_GROUP_CHANNELS)
-                    continue;
+                        acc[0][nt][i] = acc[1][nt][i] =
+                            -group_sums[c * TILE + nt * 8 + lane % 4 * 2 + i % 2];
+            multiply_k(acc, k, c);
+            if (!SMALL_K && c + 1 < n)
+                continue;
+#pragma unroll
+            for (uint32_t j = 0; j < 2; j++)
 #pragma unroll
                 for (uint32_t h = 0; h < 2; h++) {
-                    const uint32_t token =
-                        warp * WARP_TOKENS + token_of(lane / 4 + 8 * h, j);
                     const float scale =
-                        scale_at(params, KF, l.k_scale, token, min(c, groups - 1));
+                        scale_at(params, KF, l.k_scale, token_at(j, h), min(c, groups - 1));
 #pragma unroll
                     for (uint32_t nt = 0; nt < NT; nt++)
 #pragma unroll
-                        for (uint32_t e = 0; e < 2; e++) {
-                            float &to = x[j][nt][2 * h + e];
-                            const float product = acc[nt][2 * h + e] * scale;
-                            to = SMALL_K && c > 0 ? to + product : product;
-                        }
+                        for (uint32_t i = 2 * h; i < 2 * h + 2; i++)
+                            x[j][nt][i] = SMALL_K && c > 0
+                                              ? fmaf(acc[j][nt][i], scale, x[j][nt][i])
+                                              : acc[j][nt][i] * scale;
                 }
-            }
         }
     }
 
@@ -530,32 +568,35 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
     {
         const bool channel = l.k_format != KVC_F16 && l.k_scale == KVC_SCALE_CHANNEL;
 #pragma unroll
-        for (uint32_t j = 0; j < 2; j++)
+        for (uint32_t nt = 0; nt < NT; nt++)
 #pragma unroll
-            for (uint32_t h = 0; h < 2; h++) {
-                const uint32_t token = warp * WARP_TOKENS + token_of(lane / 4 + 8 * h, j);
-                int32_t ordinal = page.first + (int32_t)token;
-                float bias = 0.0f;
-                if (l.ordinals)
-                    ordinal = reinterpret_cast<const int32_t *>(data + a.ordinals_at)[token];
-                if (l.groups)
-                    bias = reinterpret_cast<const float *>(data + a.bias_at)[token];
+            for (uint32_t e = 0; e < 2; e++) {
+                const uint32_t r = nt * 8 + lane % 4 * 2 + e;
+                const row_facts f = facts[r];
+                const float shift = channel ? f.shift + page_shift[r] : f.shift;
 #pragma unroll
-                for (uint32_t nt = 0; nt < NT; nt++)
+                for (uint32_t i = e; i < 8; i += 2) {
+                    float &s = x[i / 4][nt][i % 4];
+                    s = fmaf(s, f.factor * page_factor, shift);
+                    if (a.call.softcap > 0.0f)
+                        s = capped(s);
+                    s *= LOG2_E;
+                }
+                if (page.all_seen)
+                    continue;
 #pragma unroll
-                    for (uint32_t e = 0; e < 2; e++) {
-                        float s = fmaf(x[j][nt][2 * h + e], factor[nt][e] * page_factor,
-                                       shift[nt][e]);
-                        if (channel)
-                            s += page_shift[nt * 8 + lane % 4 * 2 + e];
-                        if (a.call.softcap > 0.0f)
-                            s = capped(s);
-                        s = (s + bias) * LOG2_E;
-                        const bool seen = page.all_seen ||
-                                          ((page.live >> token & 1) &&
-                                           ordinal >= from[nt][e] && ordinal <= at[nt][e]);
-                        x[j][nt][2 * h + e] = seen ? s : -INFINITY;
-                    }
+                for (uint32_t i = e; i < 8; i += 2) {
+                    const uint32_t token = token_at(i / 4, i % 4 / 2);
+                    int32_t ordinal = page.first + (int32_t)token;
+                    float &s = x[i / 4][nt][i % 4];
+                    if (l.ordinals)
+                        ordinal = reinterpret_cast<const int32_t *>(data + a.ordinals_at)[token];
+                    if (l.groups)
+                        s = fmaf(reinterpret_cast<const float *>(data + a.bias_at)[token], LOG2_E,
+                                 s);
+                    if (!(page.live >> token & 1) || ordinal < f.from || ordinal > f.at)
+                        s = -INFINITY;
+                }
             }
     }
 
@@ -571,13 +612,12 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
         for (uint32_t j = 0; j < 2; j++)
 #pragma unroll
             for (uint32_t h = 0; h < 2; h++) {
-                const uint32_t token = warp * WARP_TOKENS + token_of(lane / 4 + 8 * h, j);
                 bool seen = false;
 #pragma unroll
                 for (uint32_t nt = 0; nt < NT; nt++)
                     seen |= x[j][nt][2 * h] > -INFINITY || x[j][nt][2 * h + 1] > -INFINITY;
                 for (uint32_t g = 0; g < groups && seen; g++)
-                    most = fmaxf(most, fabsf(scale_at(params, VF, l.v_scale, token, g)));
+                    most = fmaxf(most, fabsf(scale_at(params, VF, l.v_scale, token_at(j, h), g)));
             }
         const uint32_t bits = __reduce_max_sync(ALL, as_u32(most));
         return (int)(bits >> 23) - 127;
@@ -592,27 +632,21 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
     __device__ __forceinline__ void multiply_v(sums &s, const unsigned char *v, int mt, int n_mt,
                                                const uint32_t (&b)[2][NT][4]) const
     {
-        const uint32_t m = lane / 8, r = lane % 8;
+        const uint32_t first = smem_u32(v) + v_lane;
 #pragma unroll
         for (int i = 0; i < n_mt; i += VF == KVC_INT4 ? 2 : 1) {
             uint32_t w[2][4];
-            const uint32_t c = (uint32_t)(mt + i) * 16 + (m & 1) * 8 + r;
-            if ((uint32_t)(mt + i) * 16 >= v_n)
+            const uint32_t at = (uint32_t)(mt + i);
+            if (at * 16 >= v_n)
                 break;
-            if (VF == KVC_INT4)
-                ldmatrix_x4(w[0], smem_u32(v + v_at(c + (m >> 1) * 16, warp)));
-            else if (VF == KVC_INT8)
-                ldmatrix_x4(w[0], smem_u32(v + v_at(c, warp * 2 + (m >> 1))));
-            else
-#pragma unroll
-                for (uint32_t j = 0; j < 2; j++) {
-                    if (ROWS)
-                        ldmatrix_x4_trans(
-                            w[j], smem_u32(v + v_at(warp * WARP_TOKENS + 16 * j + 8 * (m >> 1) + r,
-                                                    (uint32_t)(mt + i) * 2 + (m & 1))));
-                    else
-                        ldmatrix_x4(w[j], smem_u32(v + v_at(c, warp * 4 + 2 * j + (m >> 1))));
-                }
+            if (ROWS) {
+                ldmatrix_x4_trans(w[0], piece_of(first, at * 2));
+                ldmatrix_x4_trans(w[1], piece_of(first, at * 2) + 16 * D * 2);
+            } else {
+                ldmatrix_x4(w[0], first + at * (16 * KVC_PAGE_ROWS * V_BITS / 8));
+                if (VF == KVC_F16)
+                    ldmatrix_x4(w[1], (first ^ 32) + at * (16 * KVC_PAGE_ROWS * V_BITS / 8));
+            }
 #pragma unroll
             for (uint32_t j = 0; j < 2; j++)
 #pragma unroll
@@ -655,9 +689,8 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
         for (uint32_t j = 0; j < 2; j++)
 #pragma unroll
             for (uint32_t h = 0; h < 2; h++) {
-                const uint32_t token = warp * WARP_TOKENS + token_of(lane / 4 + 8 * h, j);
                 const float scale =
-                    scale_at(params, VF, l.v_scale, token, scale_group) * norm;
+                    scale_at(params, VF, l.v_scale, token_at(j, h), scale_group) * norm;
 #pragma unroll
                 for (uint32_t nt = 0; nt < NT; nt++) {
                     float w[2];
@@ -779,7 +812,7 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
 #pragma unroll
                 for (uint32_t h = 0; h < 2; h++)
                     a.masses.tokens[(at_entry * (size_t)n_rows + (size_t)r) * KVC_PAGE_ROWS +
-                                    warp * WARP_TOKENS + token_of(lane / 4 + 8 * h, j)] =
+                                    token_at(j, h)] =
                         p[j][nt][2 * h + e];
     }
 
@@ -944,7 +977,7 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
             }
             if (i >= n_loaded)
                 break;
-            const staged_page page = pages[i % a.n_stages];
+            const staged_page &page = pages[i % a.n_stages];
             if (page.block != block) {
                 if (block >= 0)
                     put_part(block, s);
@@ -998,7 +1031,8 @@ cudaError_t launch_attend_pages(attend_args &a, cudaStream_t stream)
     a.stage_bytes = rounded(a.bias_at + (ROWS ? 0 : KVC_PAGE_ROWS * 4), 128);
     const uint32_t words = a.kd / 16 * NT * 32 * sizeof(q_fragment);
     const uint32_t floats = (D + 2) * tile + tile + KVC_MAX_GROUPS * tile + tile;
-    a.stages_at = rounded(words + floats * 4 + MOST_STAGES * sizeof(staged_page), 128);
+    const uint32_t tables = tile * sizeof(row_facts) + MOST_STAGES * sizeof(staged_page);
+    a.stages_at = rounded(words + floats * 4 + tables, 128);
     a.n_stages = (int32_t)min(max(STAGES_SHARED / a.stage_bytes, 2u), (uint32_t)MOST_STAGES);
     if (a.stages_at + 2 * a.stage_bytes > MOST_SHARED)
         a.n_stages = 1;

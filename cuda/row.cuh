@@ -109,7 +109,7 @@ __device__ __forceinline__ void store_row(const row<N> &r, uint32_t d, uint32_t 
 }
 
 /* As kvc_row_transform has it. */
-float norm_of(uint32_t block)
+inline float norm_of(uint32_t block)
 {
     return (float)(1.0 / sqrt((double)block));
 }
