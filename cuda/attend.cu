@@ -111,13 +111,12 @@ __global__ void __launch_bounds__(KVC_PAGE_ROWS)
     float sum = 0.0f;
     for (int32_t r = 0; r < n_rows; r++) {
         const float lse = call.lse[row_index(call, i_item, head, r)];
-        const float weight =
-            expf((float)(ordinal_of(call, item, r) - seq.score_base) * log_decay);
+        const float weight = expf((float)(ordinal_of(call, item, r) - seq.score_base) * log_decay);
         if (!isfinite(lse))
             continue;
         for (int32_t half = 0; half < 2; half++) {
-            const float *page = masses.pages + ((at * 2 + (size_t)half) * (size_t)n_rows +
-                                                (size_t)r) * 2;
+            const float *page =
+                masses.pages + ((at * 2 + (size_t)half) * (size_t)n_rows + (size_t)r) * 2;
             const float unit = weight * exp2f(page[0] - lse * LOG2_E);
             if (!of_rows)
                 sum += unit * page[1];

@@ -43,9 +43,13 @@ struct alignas(16) row_facts {
 template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
     enum {
         TILE = 8 * NT,
-        MT = D / 16,                   /* tiles of 16 channels of V */
-        K_BITS = KF == KVC_F16 ? 16 : KF == KVC_INT8 ? 8 : 4, /* of the line that ldmatrix reads */
-        V_BITS = VF == KVC_F16 ? 16 : VF == KVC_INT8 ? 8 : 4,
+        MT = D / 16, /* tiles of 16 channels of V */
+        K_BITS = KF == KVC_F16    ? 16
+                 : KF == KVC_INT8 ? 8
+                                  : 4, /* of the line that ldmatrix reads */
+        V_BITS = VF == KVC_F16    ? 16
+                 : VF == KVC_INT8 ? 8
+                                  : 4,
         V_GROUPS = VF == KVC_INT4 ? D / KVC_GROUP_CHANNELS : 1,
         SMALL_K = KF == KVC_INT4 || KF == KVC_INT6
     };
@@ -62,7 +66,7 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
     const attend_args &a;
     const kvc_device_item &item;
     uint32_t lane, warp, kd, k_line, v_first, v_n;
-    uint32_t first_token; /* of the lane's four: token_at(0, 0) */
+    uint32_t first_token;       /* of the lane's four: token_at(0, 0) */
     uint32_t k_lane[2], v_lane; /* where the lane's rows for ldmatrix begin in a stage, by tile */
     int32_t i_item, head, n_slots, tile_first, n_rows, first_at, last_at;
     unsigned char *q_words, *stages, *merge;
@@ -187,7 +191,8 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
 
     /* ---- pages into stages ---- */
 
-    /* Lines of n bytes, stride apart, in pieces of 16, 4 or 2; line r goes to to(r, piece of 16). */
+    /* Lines of n bytes, stride apart, in pieces of 16, 4 or 2; line r goes to to(r, piece of 16).
+     */
     template <class F>
     __device__ void copy_lines(const uint8_t *src, uint32_t stride, uint32_t n, uint32_t n_lines,
                                uint64_t seen, F to) const
@@ -245,8 +250,8 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
                        });
         const uint8_t *v = page + l.v_codes + (size_t)v_first * (ROWS ? 2 : l.v_stride);
         const auto v_to = [&](uint32_t r, uint32_t c) { return to + a.v_at + v_at(r, c); };
-        copy_lines(v, l.v_stride, ROWS ? v_n * 2 : l.v_stride,
-                   ROWS ? (uint32_t)KVC_PAGE_ROWS : v_n, seen, v_to);
+        copy_lines(v, l.v_stride, ROWS ? v_n * 2 : l.v_stride, ROWS ? (uint32_t)KVC_PAGE_ROWS : v_n,
+                   seen, v_to);
         copy_flat(page + l.k_params, to + a.params_at, a.params_bytes);
         if (l.ordinals)
             copy_flat(page + l.ordinals, to + a.ordinals_at, KVC_PAGE_ROWS * 4);
@@ -280,9 +285,9 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
 
     __device__ float *part(int32_t block, int32_t r) const
     {
-        const size_t i = ((size_t)i_item * (size_t)a.call.n_blocks + (size_t)block) *
-                             (size_t)a.call.n_families +
-                         (size_t)a.number;
+        const size_t i =
+            ((size_t)i_item * (size_t)a.call.n_blocks + (size_t)block) * (size_t)a.call.n_families +
+            (size_t)a.number;
         const size_t rows = (size_t)n_rows * (size_t)a.call.cache.n_kv_heads;
         const size_t row = query_of(r) - (size_t)i_item * rows;
         return a.call.parts + (i * rows + row) * (2 + kvc_attend_stride(a.call.d_v));
@@ -304,9 +309,9 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
     static __device__ __forceinline__ uint32_t channel_of(uint32_t k, uint32_t t, uint32_t high,
                                                           uint32_t e)
     {
-        return SMALL_K            ? k / 2 * 32 + 8 * t + k % 2 * 4 + 2 * high + e
+        return SMALL_K          ? k / 2 * 32 + 8 * t + k % 2 * 4 + 2 * high + e
                : KF == KVC_INT8 ? 16 * k + 4 * t + 2 * high + e
-                                  : 16 * k + 8 * high + 2 * t + e;
+                                : 16 * k + 8 * high + 2 * t + e;
     }
 
     /* Each row times a power of two that brings it to 2^8 ... 2^9, so that halves hold it. */
@@ -343,8 +348,8 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
                 }
                 const __half2 most = __floats2half2_rn(x[0], x[1]);
                 words[high] = as_u32(most);
-                words[2 + high] = as_u32(__floats2half2_rn(x[0] - __low2float(most),
-                                                           x[1] - __high2float(most)));
+                words[2 + high] =
+                    as_u32(__floats2half2_rn(x[0] - __low2float(most), x[1] - __high2float(most)));
             }
             q_fragment f;
             f.x = words[0];
@@ -502,8 +507,8 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
                     for (uint32_t j = 0; j < 2; j++)
 #pragma unroll
                         for (uint32_t i = 0; i < 4; i++)
-                            x[j][i] = bytes_of(w[j][2 * h + i % 2], i < 2 ? 0x4140 : 0x4342,
-                                               a.k_magic);
+                            x[j][i] =
+                                bytes_of(w[j][2 * h + i % 2], i < 2 ? 0x4140 : 0x4342, a.k_magic);
                     multiply_q(acc, piece + h, x);
                     continue;
                 }
@@ -548,9 +553,8 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
                     for (uint32_t nt = 0; nt < NT; nt++)
 #pragma unroll
                         for (uint32_t i = 2 * h; i < 2 * h + 2; i++)
-                            x[j][nt][i] = SMALL_K && c > 0
-                                              ? fmaf(acc[j][nt][i], scale, x[j][nt][i])
-                                              : acc[j][nt][i] * scale;
+                            x[j][nt][i] = SMALL_K && c > 0 ? fmaf(acc[j][nt][i], scale, x[j][nt][i])
+                                                           : acc[j][nt][i] * scale;
                 }
         }
     }
@@ -706,8 +710,8 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
                         }
                     }
                     const __half2 most = __floats2half2_rn(w[0], w[1]);
-                    const __half2 rest = __floats2half2_rn(w[0] - __low2float(most),
-                                                           w[1] - __high2float(most));
+                    const __half2 rest =
+                        __floats2half2_rn(w[0] - __low2float(most), w[1] - __high2float(most));
                     b[j][nt][h] = movmatrix_trans(as_u32(most));
                     b[j][nt][2 + h] = movmatrix_trans(as_u32(rest));
                 }
@@ -738,8 +742,8 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                float m = fmaxf(fmaxf(x[0][nt][e], x[0][nt][2 + e]),
-                                fmaxf(x[1][nt][e], x[1][nt][2 + e]));
+                float m =
+                    fmaxf(fmaxf(x[0][nt][e], x[0][nt][2 + e]), fmaxf(x[1][nt][e], x[1][nt][2 + e]));
 #pragma unroll
                 for (int step = 4; step < 32; step *= 2)
                     m = fmaxf(m, __shfl_xor_sync(ALL, m, step));
@@ -793,16 +797,14 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
                              const float (&p)[2][NT][4]) const
     {
         const int32_t r = tile_first + nt * 8 + 2 * (int32_t)(lane % 4) + e;
-        const size_t at_entry =
-            mass_entry(a.call, i_item, head, entry);
+        const size_t at_entry = mass_entry(a.call, i_item, head, entry);
 #pragma unroll
         for (int step = 4; step < 32; step *= 2)
             sum += __shfl_xor_sync(ALL, sum, step);
         if (r >= n_rows)
             return;
         if (lane < 4) {
-            float *to = a.masses.pages +
-                        ((at_entry * 2 + warp) * (size_t)n_rows + (size_t)r) * 2;
+            float *to = a.masses.pages + ((at_entry * 2 + warp) * (size_t)n_rows + (size_t)r) * 2;
             to[0] = m;
             to[1] = sum;
         }
@@ -812,8 +814,7 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
 #pragma unroll
                 for (uint32_t h = 0; h < 2; h++)
                     a.masses.tokens[(at_entry * (size_t)n_rows + (size_t)r) * KVC_PAGE_ROWS +
-                                    token_at(j, h)] =
-                        p[j][nt][2 * h + e];
+                                    token_at(j, h)] = p[j][nt][2 * h + e];
     }
 
     /* ---- partial results ---- */
@@ -992,7 +993,8 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
 };
 
 template <int KF, int VF, bool ROWS, int D, int NT>
-__global__ void __launch_bounds__(ATTEND_THREADS) attend_pages(const __grid_constant__ attend_args a)
+__global__ void __launch_bounds__(ATTEND_THREADS)
+    attend_pages(const __grid_constant__ attend_args a)
 {
     KVC_DYN_SHARED(unsigned char, shared);
     attention<KF, VF, ROWS, D, NT> attention(a, shared);
@@ -1020,8 +1022,8 @@ cudaError_t launch_attend_pages(attend_args &a, cudaStream_t stream)
     const uint32_t tile = 8 * NT, n_rows = (uint32_t)(call.n_q * call.cache.group);
     a.n_slices = (l.d8_v + (uint32_t)D - 1) / D;
     a.kd = D < 256 ? (uint32_t)D : l.d8_k <= 256 ? 256 : 512;
-    a.k_bias = l.k_scale == KVC_SCALE_CHANNEL ? 0.0f
-                                              : (KF == KVC_INT6 ? KVC_BIAS6 : KVC_BIAS4) * 0x1p-24f;
+    a.k_bias =
+        l.k_scale == KVC_SCALE_CHANNEL ? 0.0f : (KF == KVC_INT6 ? KVC_BIAS6 : KVC_BIAS4) * 0x1p-24f;
     a.k_magic = l.k_scale == KVC_SCALE_CHANNEL ? 0x64006400 : BYTE_BIAS;
     a.v_at = KVC_PAGE_ROWS * a.kd * kvc_code_bits(KF) / 8;
     a.params_at = a.v_at + KVC_PAGE_ROWS * D * kvc_code_bits(VF) / 8;

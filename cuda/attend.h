@@ -15,8 +15,7 @@ extern "C" {
 /* Entries of a block, and blocks of a call. */
 static inline int32_t kvc_device_block_entries(const struct kvc_device_cache *cache, int32_t n_q)
 {
-    return n_q * cache->group > KVC_DEVICE_SPLIT_ROWS ? cache->row_entries
-                                                      : KVC_DEVICE_BLOCK_PAGES;
+    return n_q * cache->group > KVC_DEVICE_SPLIT_ROWS ? cache->row_entries : KVC_DEVICE_BLOCK_PAGES;
 }
 
 static inline int32_t kvc_device_blocks(const struct kvc_device_cache *cache, int32_t n_q)
@@ -57,9 +56,10 @@ kvc_status kvc_cuda_attend(const struct kvc_queue *queue, const struct kvc_devic
 
 /*
  * Adds masses to scores [max_sequences][n_pairs][row_entries][of_rows ? 64 : 1]: of each entry but
- * a strip (the first, if has_strip), the sum over query rows, ascending, of exp(s - lse + log_weight) over the rows of the
- * page, or of each of them; log_weight is (ordinal - score_base of the sequence) * log_decay. After
- * kvc_cuda_attend() of the same call, which has left masses and call.lse.
+ * a strip (the first, if has_strip), the sum over query rows, ascending, of exp(s - lse +
+ * log_weight) over the rows of the page, or of each of them; log_weight is (ordinal - score_base of
+ * the sequence) * log_decay. After kvc_cuda_attend() of the same call, which has left masses and
+ * call.lse.
  */
 kvc_status kvc_cuda_add_masses(const struct kvc_queue *queue, const struct kvc_device_call *call,
                                const struct kvc_device_masses *masses, float log_decay,

@@ -16,7 +16,7 @@ struct attend_args {
     float k_bias;                  /* of codes, as subnormal halves */
     uint32_t k_magic;              /* twice the half 1024 + bias of bytes */
     int32_t n_stages;
-    uint32_t stages_at, stage_bytes; /* in shared memory */
+    uint32_t stages_at, stage_bytes;                              /* in shared memory */
     uint32_t v_at, params_at, params_bytes, ordinals_at, bias_at; /* in a stage */
 };
 
@@ -30,7 +30,7 @@ namespace
 {
 
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
-constexpr float MOST_NEGATIVE = -1e30f; /* instead of -inf, whose difference is NaN */
+constexpr float MOST_NEGATIVE = -1e30f;    /* instead of -inf, whose difference is NaN */
 constexpr uint32_t BYTE_BIAS = 0x64806480; /* twice the half 1024 + 128 */
 
 __device__ __forceinline__ float lanes_sum(float x)
@@ -71,14 +71,13 @@ __device__ __forceinline__ size_t mass_entry(const kvc_device_call &call, int32_
            (size_t)entry;
 }
 
-__device__ __forceinline__ const kvc_device_entry *entries_of(const kvc_device_call &call,
-                                                              const kvc_device_item &item,
-                                                              int32_t head)
+__device__ __forceinline__ const kvc_device_entry *
+entries_of(const kvc_device_call &call, const kvc_device_item &item, int32_t head)
 {
     const kvc_device_cache &cache = call.cache;
     const size_t pair = (size_t)(call.layer * cache.n_kv_heads + head);
-    return cache.entries + ((size_t)item.seq * (size_t)cache.n_pairs + pair) *
-                               (size_t)cache.row_entries;
+    return cache.entries +
+           ((size_t)item.seq * (size_t)cache.n_pairs + pair) * (size_t)cache.row_entries;
 }
 
 /* Bits first ... last, as far as there are such. */
