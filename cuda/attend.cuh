@@ -20,9 +20,13 @@ enum {
     ATTEND_WARPS = 2,
     ATTEND_THREADS = ATTEND_WARPS * 32,
     WARP_TOKENS = KVC_PAGE_ROWS / ATTEND_WARPS,
-    ALL = 0xffffffff,
-    NO_SCALE = -100 /* exponent: no scale was seen, or smaller ones */
+    ALL = 0xffffffff
 };
+
+/* What weights are multiplied with, so that the small ones of halves are not lost, and the least
+ * that a scale of V counts in the exponent of a weight. */
+#define WEIGHT_UNIT 0x1p14f
+#define LEAST_LOG   (-40.0f)
 
 /* What a page that is staged tells. */
 struct staged_page {
@@ -57,10 +61,9 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
     /* Scores and sums of a lane: tokens g and g + 8 of two tiles, query rows 2 t and 2 t + 1 of
      * each 8, where g is lane / 4 and t is lane % 4. */
     struct sums {
-        float m[NT][2], l[NT][2];
+        float m[NT][2], l[NT][2]; /* what exponents begin at, and weights */
         float o[MT][NT][4];
         float z[V_GROUPS][NT][2]; /* of weights, for the bias of codes of V */
-        int exponent;             /* of the largest scale of V; weights are times 2^(14 - it) */
     };
 
     const attend_args &a;
@@ -606,30 +609,25 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
 
     /* ---- weights and values ---- */
 
-    /* Exponent of the largest scale of V of the warp's tokens that somebody sees. */
-    __device__ __forceinline__ int scale_exponent(const float (&x)[2][NT][4],
-                                                  const unsigned char *params,
-                                                  const kvc_page_layout &l, uint32_t groups) const
+    /* About log2, never above, of the largest scale of V of each of the lane's tokens: what the
+     * weight of a token adds is p * scale, and that may not leave the range of halves. */
+    __device__ __forceinline__ void scale_logs(float (&logs)[2][2], const unsigned char *params,
+                                               const kvc_page_layout &l, uint32_t groups) const
     {
-        float most = 0.0f;
 #pragma unroll
         for (uint32_t j = 0; j < 2; j++)
 #pragma unroll
             for (uint32_t h = 0; h < 2; h++) {
-                bool seen = false;
-#pragma unroll
-                for (uint32_t nt = 0; nt < NT; nt++)
-                    seen |= x[j][nt][2 * h] > -INFINITY || x[j][nt][2 * h + 1] > -INFINITY;
-                for (uint32_t g = 0; g < groups && seen; g++)
+                float most = 0.0f;
+                if (VF == KVC_F16) {
+                    logs[j][h] = 0.0f;
+                    continue;
+                }
+                for (uint32_t g = 0; g < groups; g++)
                     most = fmaxf(most, fabsf(scale_at(params, VF, l.v_scale, token_at(j, h), g)));
+                const float log = fmaf((float)(int)as_u32(most), 0x1p-23f, -127.0f);
+                logs[j][h] = fmaxf(log, LEAST_LOG);
             }
-        const uint32_t bits = __reduce_max_sync(ALL, as_u32(most));
-        return (int)(bits >> 23) - 127;
-    }
-
-    static __device__ __forceinline__ float power_of_2(int exponent)
-    {
-        return as_float((uint32_t)(min(max(exponent, -126), 127) + 127) << 23);
     }
 
     /* Adds what tiles of 16 channels from mt on have of values times the weights in b. */
@@ -682,28 +680,23 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
         }
     }
 
-    /* Weights of group g as fragments, times its scales and 2^(14 - exponent). */
+    /* Weights of group g as fragments, times its scales and WEIGHT_UNIT. */
     __device__ __forceinline__ void weights_of(sums &s, const float (&p)[2][NT][4],
                                                const unsigned char *params,
                                                const kvc_page_layout &l, uint32_t g,
                                                uint32_t scale_group, uint32_t (&b)[2][NT][4]) const
     {
-        const float norm = power_of_2(14 - s.exponent);
 #pragma unroll
         for (uint32_t j = 0; j < 2; j++)
 #pragma unroll
             for (uint32_t h = 0; h < 2; h++) {
-                const float scale =
-                    scale_at(params, VF, l.v_scale, token_at(j, h), scale_group) * norm;
+                const float scale = scale_at(params, VF, l.v_scale, token_at(j, h), scale_group);
 #pragma unroll
                 for (uint32_t nt = 0; nt < NT; nt++) {
                     float w[2];
 #pragma unroll
                     for (uint32_t e = 0; e < 2; e++) {
-                        w[e] = p[j][nt][2 * h + e] * scale;
-                        /* A row that nobody sees may have any scale. */
-                        if (VF != KVC_F16 && p[j][nt][2 * h + e] == 0.0f)
-                            w[e] = 0.0f;
+                        w[e] = p[j][nt][2 * h + e] * scale * WEIGHT_UNIT;
                         if (VF == KVC_INT4) {
                             s.z[g][nt][e] += w[e];
                             w[e] *= h ? 0.0625f : 1.0f; /* its codes are masked 4 bits up */
@@ -733,22 +726,19 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
         products(x, data, k_params, l);
         logits(x, page, data, l, page_factor);
 
-        int exponent = 0;
-        if (VF != KVC_F16)
-            exponent = max(s.exponent, scale_exponent(x, v_params, l, groups));
-        const float grown = power_of_2(s.exponent - exponent);
-        s.exponent = exponent;
+        float logs[2][2];
+        scale_logs(logs, v_params, l, groups);
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                float m =
-                    fmaxf(fmaxf(x[0][nt][e], x[0][nt][2 + e]), fmaxf(x[1][nt][e], x[1][nt][2 + e]));
+                float m = fmaxf(fmaxf(x[0][nt][e] + logs[0][0], x[0][nt][2 + e] + logs[0][1]),
+                                fmaxf(x[1][nt][e] + logs[1][0], x[1][nt][2 + e] + logs[1][1]));
 #pragma unroll
                 for (int step = 4; step < 32; step *= 2)
                     m = fmaxf(m, __shfl_xor_sync(ALL, m, step));
                 m = fmaxf(m, s.m[nt][e]);
-                const float less = ex2_approx(s.m[nt][e] - m), scale = less * grown;
+                const float less = ex2_approx(s.m[nt][e] - m);
                 float sum = 0.0f;
                 s.m[nt][e] = m;
 #pragma unroll
@@ -762,11 +752,11 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
                 s.l[nt][e] = fmaf(s.l[nt][e], less, sum);
 #pragma unroll
                 for (int g = 0; g < V_GROUPS; g++)
-                    s.z[g][nt][e] *= scale;
+                    s.z[g][nt][e] *= less;
 #pragma unroll
                 for (int mt = 0; mt < MT; mt++) {
-                    s.o[mt][nt][e] *= scale;
-                    s.o[mt][nt][2 + e] *= scale;
+                    s.o[mt][nt][e] *= less;
+                    s.o[mt][nt][2 + e] *= less;
                 }
                 if (a.masses.pages && v_first == 0)
                     put_mass(page.entry, nt, e, m, sum, x);
@@ -837,13 +827,11 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
                 for (int i = 0; i < 4; i++)
                     s.o[mt][nt][i] = 0.0f;
         }
-        s.exponent = VF == KVC_F16 ? 0 : (int)NO_SCALE;
     }
 
     /* Sums of a warp become those of its rows, in their unit. */
     __device__ void settle(sums &s) const
     {
-        const float unit = power_of_2(s.exponent - 14);
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
@@ -863,7 +851,7 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
                         float &o = s.o[mt][nt][2 * h + e];
                         if (VF == KVC_INT4)
                             o = fmaf(o, 0x1p24f, -KVC_BIAS4 * s.z[mt / 4][nt][e]);
-                        o *= unit;
+                        o *= 1.0f / WEIGHT_UNIT;
                     }
             }
     }

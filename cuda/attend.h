@@ -26,9 +26,9 @@ static inline int32_t kvc_device_blocks(const struct kvc_device_cache *cache, in
 
 /*
  * What attention leaves to make masses of, for calls of at most KVC_DEVICE_SPLIT_ROWS rows: of each
- * page, half h of its rows (where a sum of weights begins anew) and query row, the largest logit
- * times log2(e) that the half met so far and the sum of 2^(s - that) over its rows; and on request
- * the weight of each row of the page. Entries without live rows are not written.
+ * page, half h of its rows (where a sum of weights begins anew) and query row, a reference m and
+ * the sum of 2^(s log2(e) - m) over its rows; and on request that of each row of the page. Entries
+ * without live rows are not written.
  */
 struct kvc_device_masses {
     float *pages;  /* [n_items][n_kv_heads][row_entries][2][n_q * group][2], or NULL: none */

@@ -88,8 +88,8 @@ struct kvc_device_call {
      * is added to their logits, or NULL. */
     const float *q_rows;
     const float *shift; /* [n_items][n_q][n_heads] */
-    /* Partial results: of block b, family f, row r (token * n_heads + head) of item i the largest
-     * logit times log2(e), the sum of weights, and that of weights times V. */
+    /* Partial results: of block b, family f, row r (token * n_heads + head) of item i a reference
+     * m, the sum of weights 2^(s log2(e) - m), and that of weights times V. */
     float *parts; /* [n_items][n_blocks][n_families][n_q * n_heads][2 + kvc_attend_stride(d_v)] */
     int32_t n_blocks, n_families;
     float *lse; /* [n_items][n_q][n_heads], natural logarithm; or NULL */
