@@ -48,7 +48,7 @@ need_packages gcc g++ clang libclang-rt-dev libc6-dev binutils cmake ninja-build
 step "models and texts"
 examples/fetch_models.sh gemma
 
-for preset in dev dev-clang asan tsan release; do
+for preset in dev asan tsan release; do
     check "$preset"
 done
 
@@ -56,12 +56,16 @@ step "mutants of the CUDA kernels"
 tests/cuda/mutants.py build/dev --known docs/cuda-mutants.json --write build/cuda-mutants.json
 closing+=("cuda: $(grep -c '"caught": true' build/cuda-mutants.json) mutants of kernels, all caught")
 
+step "preset fuzz: build"
+cmake --preset fuzz >/dev/null
+cmake --build --preset fuzz
+
 step "form"
 find include src cuda examples tests -regex '.*\.\([ch]\|cc\|cu\|cuh\)' -print0 | xargs -0 clang-format --dry-run -Werror
 step "lint"
 # What is built: a file that needs a library which is not here is not.
-sed -n 's/^ *"file": "\(.*\/\(src\|examples\)\/.*\.c\)",*$/\1/p' build/dev-clang/compile_commands.json | sort -u |
-    xargs -n 1 -P "$jobs" clang-tidy -p build/dev-clang --quiet 2>/dev/null
+sed -n 's/^ *"file": "\(.*\/\(src\|examples\)\/.*\.c\)",*$/\1/p' build/fuzz/compile_commands.json | sort -u |
+    xargs -n 1 -P "$jobs" clang-tidy -p build/fuzz --quiet 2>/dev/null
 closing+=("form and lint: no finding")
 
 if command -v nvcc >/dev/null; then
@@ -73,9 +77,6 @@ else
     closing+=("cuda: no nvcc, kernels ran on the emulator only")
 fi
 
-step "preset fuzz: build"
-cmake --preset fuzz >/dev/null
-cmake --build --preset fuzz
 for target in build/fuzz/bin/fuzz_*; do
     fuzz "$target"
 done
