@@ -487,6 +487,31 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
         }
     }
 
+    /* Adds the products of half h of a loaded piece and of the one after it. */
+    __device__ __forceinline__ void multiply_k_codes(float (&acc)[2][NT][4],
+                                                     const uint32_t (&w)[2][4],
+                                                     const unsigned char *k, uint32_t piece,
+                                                     uint32_t h) const
+    {
+        uint32_t x[2][4];
+        if constexpr (KF == KVC_INT8) {
+#pragma unroll
+            for (uint32_t j = 0; j < 2; j++)
+#pragma unroll
+                for (uint32_t i = 0; i < 4; i++)
+                    x[j][i] = bytes_of(w[j][2 * h + i % 2], i < 2 ? 0x4140 : 0x4342, a.k_magic);
+            multiply_q(acc, piece + h, x);
+        } else {
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+#pragma unroll
+                for (uint32_t j = 0; j < 2; j++)
+                    small_fragment(x[j], w[j], k, piece, h, j, s);
+                multiply_q(acc, 2 * (piece + h) + (uint32_t)s, x);
+            }
+        }
+    }
+
     /* Adds the products of 64 channels, the c-th such, of both tiles. */
     __device__ __forceinline__ void multiply_k(float (&acc)[2][NT][4], const unsigned char *k,
                                                uint32_t c) const
@@ -495,33 +520,16 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
 #pragma unroll
         for (uint32_t p = 0; p < pieces; p += 2) {
             const uint32_t piece = c * pieces + p;
-            uint32_t w[2][4], x[2][4];
+            uint32_t w[2][4];
 #pragma unroll
             for (uint32_t j = 0; j < 2; j++)
                 ldmatrix_x4(w[j], piece_of(base + k_lane[j], piece));
-            if (KF == KVC_F16) {
+            if constexpr (KF == KVC_F16)
                 multiply_q(acc, piece / 2, w);
-                continue;
-            }
+            else {
 #pragma unroll
-            for (uint32_t h = 0; h < 2; h++) {
-                if (KF == KVC_INT8) {
-#pragma unroll
-                    for (uint32_t j = 0; j < 2; j++)
-#pragma unroll
-                        for (uint32_t i = 0; i < 4; i++)
-                            x[j][i] =
-                                bytes_of(w[j][2 * h + i % 2], i < 2 ? 0x4140 : 0x4342, a.k_magic);
-                    multiply_q(acc, piece + h, x);
-                    continue;
-                }
-#pragma unroll
-                for (int s = 0; s < 2; s++) {
-#pragma unroll
-                    for (uint32_t j = 0; j < 2; j++)
-                        small_fragment(x[j], w[j], k, piece, h, j, s);
-                    multiply_q(acc, 2 * (piece + h) + (uint32_t)s, x);
-                }
+                for (uint32_t h = 0; h < 2; h++)
+                    multiply_k_codes(acc, w, k, piece, h);
             }
         }
     }
@@ -618,15 +626,15 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
         for (uint32_t j = 0; j < 2; j++)
 #pragma unroll
             for (uint32_t h = 0; h < 2; h++) {
-                float most = 0.0f;
-                if (VF == KVC_F16) {
-                    logs[j][h] = 0.0f;
-                    continue;
+                logs[j][h] = 0.0f;
+                if constexpr (VF != KVC_F16) {
+                    float most = 0.0f;
+                    for (uint32_t g = 0; g < groups; g++)
+                        most =
+                            fmaxf(most, fabsf(scale_at(params, VF, l.v_scale, token_at(j, h), g)));
+                    const float log = fmaf((float)(int)as_u32(most), 0x1p-23f, -127.0f);
+                    logs[j][h] = fmaxf(log, LEAST_LOG);
                 }
-                for (uint32_t g = 0; g < groups; g++)
-                    most = fmaxf(most, fabsf(scale_at(params, VF, l.v_scale, token_at(j, h), g)));
-                const float log = fmaf((float)(int)as_u32(most), 0x1p-23f, -127.0f);
-                logs[j][h] = fmaxf(log, LEAST_LOG);
             }
     }
 
@@ -654,7 +662,7 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
 #pragma unroll
                 for (uint32_t nt = 0; nt < NT; nt++) {
                     const uint32_t *p = b[j][nt];
-                    if (VF == KVC_INT4) {
+                    if constexpr (VF == KVC_INT4) {
 #pragma unroll
                         for (int n = 0; n < 2; n++) {
                             uint32_t x[4];
@@ -666,16 +674,16 @@ template <int KF, int VF, bool ROWS, int D, int NT> struct attention {
                             mma_m16n8k16_f16(s.o[mt + i + n][nt], x[0], x[1], x[2], x[3], p[2],
                                              p[3]);
                         }
-                        continue;
-                    }
-                    uint32_t x[4];
+                    } else {
+                        uint32_t x[4];
 #pragma unroll
-                    for (uint32_t y = 0; y < 4; y++)
-                        x[y] = VF == KVC_INT8 ? bytes_of(w[0][2 * j + y % 2],
-                                                         y < 2 ? 0x4140 : 0x4342, BYTE_BIAS)
-                                              : w[j][y];
-                    mma_m16n8k16_f16(s.o[mt + i][nt], x[0], x[1], x[2], x[3], p[0], p[1]);
-                    mma_m16n8k16_f16(s.o[mt + i][nt], x[0], x[1], x[2], x[3], p[2], p[3]);
+                        for (uint32_t y = 0; y < 4; y++)
+                            x[y] = VF == KVC_INT8 ? bytes_of(w[0][2 * j + y % 2],
+                                                             y < 2 ? 0x4140 : 0x4342, BYTE_BIAS)
+                                                  : w[j][y];
+                        mma_m16n8k16_f16(s.o[mt + i][nt], x[0], x[1], x[2], x[3], p[0], p[1]);
+                        mma_m16n8k16_f16(s.o[mt + i][nt], x[0], x[1], x[2], x[3], p[2], p[3]);
+                    }
                 }
         }
     }
